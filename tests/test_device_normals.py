@@ -36,6 +36,16 @@ def test_draws_are_standard_normal(device):
     assert alarms(rows.double().cpu().numpy(), 1.0) == set()
 
 
+def test_a_default_type_moves_no_draw(device):
+    """Kills noise of eight bits where a program has set bfloat16."""
+    expected = DeviceNormals([3], device).draw(5)
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        assert torch.equal(DeviceNormals([3], device).draw(5), expected)
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
 def test_small_draws_of_several_steps_take_one_kernel_for_each_client(device):
     kernels = []
     source = DeviceNormals(range(3), device)
