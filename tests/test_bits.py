@@ -78,6 +78,20 @@ def test_the_noise_of_every_release_is_gaussian_with_the_scale_that_is_charged(n
     assert sum(ratio**-2 for ratio in ratios.values()) ** -0.5 == pytest.approx(charged, rel=1e-4)
 
 
+@pytest.mark.parametrize("arithmetic", [FLOATS, GRID], ids=["simulation", "release"])
+@pytest.mark.parametrize("name", RELEASES)
+def test_a_record_moves_what_is_noised_by_the_bound_that_its_noise_is_for(name, arithmetic):
+    """One that is there or not, after the same releases. Kills parts in another unit than noise;
+    `test_quantile.py` has the count, in which a record without a number takes part.
+    """
+    held = watch(RELEASES[name], np.ones(2, dtype=bool), arithmetic, 0).seen
+    released = [one.released for one in held]
+    without = watch(RELEASES[name], np.zeros(2, dtype=bool), arithmetic, 0, released).seen
+    for one, other in zip(held, without, strict=True):
+        moved = (one.real() - other.real()).double().norm(dim=1) / one.bound.double()
+        assert one.purpose == "count" or 0.5 <= moved.max() <= 1 + 1e-6
+
+
 def test_every_kind_of_gaussian_event_has_a_release_in_the_table():
     """A mechanism of the registry without a row here, or an event with noise that no row charges,
     fails."""

@@ -88,6 +88,21 @@ def test_a_step_of_size_one_is_that_of_dpsgd():
     assert (got - start(model())).norm(dim=1).min() > 0.05
 
 
+def test_a_default_type_moves_no_bit():
+    """As a module of the user's may set it. Kills a largest step size that is rounded to eight
+    digits."""
+    one, params = plan(agd_largest=0.3), start(model())
+    worlds = [world([one] * 4), world([one] * 4)]
+    expected = local_round(DPAGD, worlds[0], params)
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        got = local_round(DPAGD, worlds[1], params)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert torch.equal(got.params, expected.params)
+    assert torch.equal(got.memory["alpha_max"], expected.memory["alpha_max"])
+
+
 def errors(one: DpagdPlan, raises: int, seeds: range) -> np.ndarray:
     """The noise on the averaged gradient after some raises of its budget, over C, of all
     clients."""

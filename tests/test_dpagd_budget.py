@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from client.client_state import ClientState
 from mechanisms import equal_rounds
 from mechanisms.accounting.accountant import ORDERS, PUBLISHED_ORDERS, epsilon, rdp
-from mechanisms.accounting.allotment import Account, cost, overdrawn, payable
+from mechanisms.accounting.allotment import ROUNDING, Account, cost, overdrawn, payable
 from mechanisms.accounting.events import Covered, GaussianAllotment, PaperClaim, SampledGaussian
 from mechanisms.accounting.ledger import read
 from mechanisms.cohort import LocalState
@@ -105,6 +105,17 @@ def test_without_the_filter_it_would_overspend(monkeypatch):
     row = dataclasses.replace(DPAGD, active=lambda here, state: state.taken < here.plan("steps"))
     monkeypatch.setitem(globals(), "DPAGD", row)
     assert any(overdrawn(c) for c in rounds(one, 3)[0])
+
+
+def test_rounding_lets_no_release_pass_its_allotment():
+    """A client whose next step would bring it above by less than sums of floats lose. Kills a
+    filter with room for rounding on the wrong side."""
+    one = plan()
+    order, allotted = one.allotment.order, one.allotment.rdp
+    for share, goes_on in ((1.0 + ROUNDING / 4.0, False), (1.0 - 2.0 * ROUNDING, True)):
+        spent = share * allotted - one.costs[0, 0]
+        here = dataclasses.replace(world([one]), accounts=[Account(order, allotted, spent)])
+        assert DPAGD.active(here, first(here)).tolist() == [goes_on]
 
 
 def test_the_plan_is_calibrated_to_its_allotments():

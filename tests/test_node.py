@@ -59,6 +59,22 @@ def test_the_charge_is_on_disk_before_a_record_is_looked_at(tmp_path):
     assert read(tmp_path / "ledger") == dict.fromkeys((0, 1, 2), ONCE)
 
 
+@pytest.mark.parametrize("kind", [torch.float64, torch.bfloat16])
+def test_a_default_type_moves_no_bit_of_an_upload(tmp_path, kind):
+    """As a module of the user's may set it. Kills numbers of steps of the default type, by which
+    rates are divided."""
+    uploads = []
+    for default in (torch.float32, kind):
+        asked = request(1, [0, 1, 2])
+        here = node(tmp_path / str(default), rate=lambda _, taken, steps: 1 - taken / steps)
+        torch.set_default_dtype(default)
+        try:
+            uploads.append(here.train(asked).total)
+        finally:
+            torch.set_default_dtype(torch.float32)
+    assert (uploads[0] == uploads[1]).all()
+
+
 def test_every_asked_client_pays_for_its_own_plan(tmp_path):
     here = node(tmp_path, plans=plan_table(A, B, A, B))
     here.train(request(1, [0, 1, 2]))

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
@@ -244,20 +244,26 @@ SUMMING = {
     st.lists(st.floats(0.2, 12.0), min_size=2, max_size=4),
     st.sampled_from(["dpsgd", "dpis", *SUMMING]),
     st.integers(2, 5),
+    st.sampled_from([DELTA, 1e-7]),
 )
-def test_each_plan_spends_its_clients_own_budget(epsilons, kind, rounds):
+@example([1.0, 4.0], "client", 3, 1e-7)
+def test_each_plan_spends_its_clients_own_budget(epsilons, kind, rounds, delta):
     """At most, and nearly all of it; at different sizes where each adds its own noise. Kills plans
-    for another's budget, for the smallest of all, and for the largest."""
+    for another's budget, for the smallest of all, for the largest, and at another delta."""
     sizes = np.full(6, 20) if kind in SUMMING else np.array([20, 50, 20, 31, 50, 20])
     own = [epsilons[client % len(epsilons)] for client in range(6)]
     text = ",".join(f"g{client}={value!r}@{client}" for client, value in enumerate(own))
     privacy = Privacy(
-        mechanism="dpsgd" if kind in SUMMING else kind, epsilon=None, budgets=text, batch_size=10
+        mechanism="dpsgd" if kind in SUMMING else kind,
+        epsilon=None,
+        budgets=text,
+        delta=delta,
+        batch_size=10,
     )
     terms = privacy, Dpis() if kind == "dpis" else None, 1, rounds, sizes
     table = plan_table(*terms, mechanism=SUMMING.get(kind))
     for client, budget in enumerate(own):
-        spent = epsilon(planned(table.of(client), rounds), DELTA).epsilon
+        spent = epsilon(planned(table.of(client), rounds), delta).epsilon
         assert 0.998 * budget < spent <= budget
 
 
@@ -373,14 +379,16 @@ def test_the_noise_of_each_group_is_what_it_is_charged(tmp_path):
 
 
 def test_with_given_noise_each_retires_by_its_own_budget(tmp_path):
-    """Kills a run that retires all by the smallest, or nobody before the largest."""
-    given = {"noise_multiplier": 6.0, "rounds": 60, "evaluate_every": 60}
+    """Kills a run that retires all by the smallest, nobody before the largest, or at another
+    delta."""
+    delta = 1e-7
+    given = {"noise_multiplier": 6.0, "rounds": 60, "evaluate_every": 60, "delta": delta}
     world = World(tmp_path, given)
     standing = world.run()
     (plan,) = world.job.plans.plans
     rounds = {
         budget: next(
-            n for n in range(60, 0, -1) if epsilon(planned(plan, n), DELTA).epsilon <= budget
+            n for n in range(60, 0, -1) if epsilon(planned(plan, n), delta).epsilon <= budget
         )
         for budget in (1.0, 2.0, 8.0)
     }

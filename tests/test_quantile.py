@@ -6,10 +6,12 @@ import pytest
 import torch
 
 from mechanisms import dpsgd, quantile
+from mechanisms.arithmetic import FLOATS, GRID
 from mechanisms.dpsgd import DpsgdPlan
 from mechanisms.registry import MECHANISMS
-from mechanisms.sampling import Batch
+from mechanisms.sampling import Batch, CohortData
 from tests.gaussian import alarms
+from tests.releases import Watched
 from tests.small import OWNED, X, Y, cohort, model, plain_gradients, start, twins
 
 PLAN = DpsgdPlan(1.0, 1.0, 1.0, 1, clip_quantile=0.5)
@@ -61,6 +63,19 @@ def test_a_norm_at_the_bound_is_within_it_and_one_without_a_number_is_above():
     assert quantile.votes(norms, ONE, Batch(norms, norms, mask)).tolist() == [
         [0.5, 0.5, -0.5, -0.5, -0.5, 0.0]
     ]
+
+
+@pytest.mark.parametrize("arithmetic", [FLOATS, GRID], ids=["simulation", "release"])
+def test_a_record_moves_the_count_by_the_bound_that_its_noise_is_for(arithmetic):
+    """Kills votes in another unit than noise, which a release alone has."""
+    seen = []
+    for own in (OWNED[0], OWNED[0][1:]):
+        watched, data = Watched(arithmetic), CohortData(X, Y, [own])
+        world = dataclasses.replace(cohort([PLAN]), data=data, arithmetic=watched)
+        DPSGD.step(world, DPSGD.start(world, start(model())))
+        seen.append(watched.seen[-1])
+    assert [one.purpose for one in seen] == ["count", "count"]
+    assert (seen[0].real() - seen[1].real()).abs().item() == seen[0].bound.item() == 0.5
 
 
 def test_the_released_count_has_the_planned_noise():
