@@ -302,6 +302,17 @@ def test_a_copy_of_an_upload_is_not_added_a_second_time(tmp_path):
     assert len(uploads.finished(2, PARAMS)) == 1
 
 
+def test_a_file_that_was_created_is_there_whole_after_any_crash(tmp_path):
+    """Such as that which says into how many shares the data of ledgers are divided."""
+    root, whole = tmp_path / "disk", b"7" * 40
+    root.mkdir()
+    noting, found = every_crash(root, lambda: durable.create(root / "file", whole))
+    for crash in found:
+        lay_out(root, crash.tree)
+        left = (root / "file").read_bytes() if (root / "file").exists() else None
+        assert left == whole or (left is None and crash.done < len(noting.operations))
+
+
 def test_of_two_that_create_a_file_the_first_has_its_content(tmp_path):
     for content in (b"first", b"second"):
         durable.create(tmp_path / "key", content, private=True)

@@ -127,6 +127,14 @@ class TestWhatLeaves:
         kinds = {k: (a.numpy().dtype, a.numpy().shape) for k, a in reply.content["arrays"].items()}
         assert kinds == {k: (a.dtype, a.shape) for k, a in START.items()}
 
+    def test_an_update_of_half_precision_is_clipped_as_any_other(self, tmp_path):
+        """Its norm is above what its own type holds. Kills a norm of that type, which would be
+        infinite or rounded down."""
+        start = {"w": np.zeros(2, dtype=np.float16)}
+        app = app_of(loose(tmp_path), lambda a: {"w": a["w"] + np.float16([6e4, 6e4])})
+        found = moved(app(message(start), context()), start)
+        np.testing.assert_allclose(found, [0.5**0.5] * 2, atol=0.02 * 7)
+
     def test_an_update_within_the_bound_is_not_scaled(self, tmp_path):
         app = app_of(loose(tmp_path), lambda a: a | {"bias": a["bias"] + 0.5})
         found = moved(app(message(), context()))
@@ -234,6 +242,13 @@ class TestWhatLeaves:
     def test_a_message_without_floats_costs_nothing(self, tmp_path, arrays):
         reply = app_of(loose(tmp_path), lambda a: a)(message(arrays), context())
         assert "no array of floats" in reply.error.reason and paid(tmp_path) == {}
+
+    def test_noise_too_large_for_the_grid_costs_nothing(self, tmp_path):
+        """In units of the clip norm, however small that is. Kills noise in units of parameters."""
+        mod = ClientDpMod(tmp_path, rounds=9, clip_norm=1e-3)
+        mod.plan = replace(mod.plan, noise_multiplier=2.0**26)
+        reply = app_of(mod, lambda arrays: arrays)(message(), context())
+        assert "too large for a release" in reply.error.reason and paid(tmp_path) == {}
 
     def test_a_message_with_two_models_costs_nothing(self, tmp_path):
         asked = message()

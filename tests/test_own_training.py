@@ -11,6 +11,7 @@ from torch import nn
 
 from client.own_training import RecordDp
 from mechanisms.accounting import accountant, ledger
+from mechanisms.gradients.record_gradients import cross_entropy
 from tests.gaussian import SPOILERS, alarms
 from tests.small import X, Y, model, plain_gradients, start
 
@@ -109,6 +110,23 @@ def test_a_mistake_in_module_or_loss_costs_nothing(tmp_path, module, loss, said)
     assert paid(tmp_path) == {}
     for _ in range(3):
         dp_of(tmp_path).fit(model(), X, Y, HERE)
+
+
+def test_a_round_is_computed_by_one_thread_and_the_programs_number_is_restored(tmp_path):
+    """Kills sums over records in an order that several threads choose."""
+    seen = []
+
+    def loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        seen.append(torch.get_num_threads())
+        return cross_entropy(outputs, targets)
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        dp_of(tmp_path, loss=loss).fit(model(), X, Y)
+        assert set(seen) == {1} and torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("delta", [1e-5, 1e-7])

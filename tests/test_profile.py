@@ -53,6 +53,18 @@ def test_a_sampled_gaussian_has_its_exact_profile_within_the_stated_error(q, s, 
         assert wrong <= 1e-10 * (one + q * math.exp(-abs(loss) * s**2))  # and hardly more
 
 
+@pytest.mark.parametrize("q", [0.6, 0.1, 0.01, 1e-6])
+def test_where_a_likelihood_ratio_has_no_digits_left_the_error_says_so(q):
+    """At the largest losses that an added record can have. Kills an error of terms that are lost in
+    rounding themselves."""
+    last = -math.log1p(-q)
+    losses = [last * (1.0 + n * 2.0**-52) for n in range(-40, 41)]
+    found, error = sampled(q, 0.02).excess(np.array(losses), True)
+    for loss, one, wrong in zip(losses, found, error, strict=True):
+        with mpmath.workdps(250):
+            assert abs(one - exact(q, 0.02, loss, True)) <= wrong <= 1e-13
+
+
 @pytest.mark.parametrize("adding", [False, True])
 def test_the_largest_of_lines_is_integrated_exactly(adding):
     """Lines that never lead, that lead alone and that meet in one point."""
