@@ -397,6 +397,20 @@ def test_dropout_is_refused_by_name(layer: nn.Module) -> None:
 
 
 @pytest.mark.parametrize(
+    "compiled", [torch.jit.script, lambda m: torch.jit.trace(m, torch.ones(2))]
+)
+@pytest.mark.filterwarnings("ignore:.*torch.jit")
+def test_modules_of_torchscript_are_refused_at_any_depth(compiled) -> None:
+    module = compiled(nn.Linear(2, 2))
+    for whole, place in [
+        (module, "the model"),
+        (nn.Sequential(nn.Sequential(module)), r"layer '0\.0'"),
+    ]:
+        with pytest.raises(ValueError, match=f"^{place} is a module of TorchScript"):
+            refuse_mixing_layers(whole)
+
+
+@pytest.mark.parametrize(
     "options, name", [({"max_norm": 1.0}, "max_norm"), ({"sparse": True}, "sparse")]
 )
 def test_embeddings_without_a_dense_gradient_are_refused_by_name(

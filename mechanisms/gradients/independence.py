@@ -2,10 +2,12 @@
 
 Per-record clipping bounds the influence of a record only if its gradient is a function of that
 record and of the parameters. Batch normalization breaks this (its statistics mix the batch),
-dropout draws from a global generator, and an embedding with `max_norm` changes its weights by the
-records it sees. Mixing outside such layers is found by trial (`gradients.record_trial`).
+dropout draws from a global generator, an embedding with `max_norm` changes its weights by the
+records it sees, and nobody can look into what TorchScript has compiled. Mixing outside such layers
+is found by trial (`gradients.record_trial`).
 """
 
+import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.dropout import _DropoutNd
@@ -20,10 +22,17 @@ def refuse_mixing_layers(module: nn.Module) -> None:
 
     Refused are batch normalization in every form (also SyncBatchNorm, the lazy ones, and
     InstanceNorm with `track_running_stats`), in train and eval mode alike, dropout with p > 0 in
-    any layer that has it, and embeddings that rewrite their weights (`max_norm`) or have sparse
-    gradients.
+    any layer that has it, embeddings that rewrite their weights (`max_norm`) or have sparse
+    gradients, and modules of TorchScript.
     """
     for path, layer in module.named_modules():
+        if isinstance(layer, torch.jit.ScriptModule):
+            place = f"layer '{path}'" if path else "the model"
+            raise ValueError(
+                f"{place} is a module of TorchScript, whose operations cannot be checked to keep "
+                "records apart: use the torch.nn.Module that it was made from, without "
+                "torch.jit.script or torch.jit.trace"
+            )
         place = named(module, path)
         if isinstance(layer, _NormBase) and not _is_per_record(layer):
             raise ValueError(
