@@ -74,6 +74,7 @@ HOLDS = {
     caveats.PARTITION: [{"release": True, "partition": p} for p in ("iid", "quantity", "shards")],
     caveats.PARTITION_BY_LABEL: [{"release": True}],
     caveats.OWN_MECHANISM: [{"mechanism": "module:NAME"}],
+    caveats.OWN_STRATEGY: [{"strategy": "module:function"}],
     caveats.OWN_PARTITION: [
         {"partition": "module:function"},
         {"partition": "module:function", "release": True},
@@ -122,6 +123,11 @@ FAILS = {
     caveats.PARTITION: [{}, {"release": True}, {"release": True, "partition": "given"}],
     caveats.PARTITION_BY_LABEL: [{}, {"release": True, "partition": "iid"}],
     caveats.OWN_MECHANISM: [{}, {"mechanism": "dpsur"}, {"model": "module:Class"}],
+    caveats.OWN_STRATEGY: [
+        {},
+        {"strategy": "fedadam"},
+        {"strategy": "flwr.serverapp.strategy:FedAvg"},
+    ],
     caveats.OWN_PARTITION: [{}, {"partition": "given"}, {"partition": "iid", "release": True}],
     caveats.BACKBONE: [{}, {"features": "scattering"}],
     caveats.STARTED: [{}, {"model": "module:Class"}],

@@ -195,6 +195,7 @@ def test_all_three_run_with_their_settings_and_are_priced_shown_and_verified(cap
     summary = json.loads((folder / "summary.json").read_text())
     assert caveats.OWN_MECHANISM in summary["caveats"]
     assert caveats.OWN_PARTITION in summary["caveats"]
+    assert caveats.OWN_STRATEGY in summary["caveats"]
     paid = ledger.read(folder / "ledger")
     (noise,) = {e.noise_multiplier for charges in paid.values() for e in charges}
     assert sorted(paid) == list(range(5))

@@ -48,6 +48,10 @@ OWN_MECHANISM = (
     "The mechanism's own Python code is trusted: that it looks at records as its plan charges, and "
     "that all it says of them leaves through the noise that it was given."
 )
+OWN_STRATEGY = (
+    "The strategy's own Python code is trusted: that what it has clients send, and what it guides "
+    "their steps by, says no more of records than the mechanism has released."
+)
 OWN_PARTITION = (
     "The partition is by code of your own and taken as given. The number of records of each client "
     "counts as public, with all that it tells of the records."
@@ -170,6 +174,9 @@ CAVEATS: dict[str, Callable[[Config], bool]] = {
     AGGREGATED: lambda c: c.privacy.trust == "aggregate",
     TRACED: lambda c: c.rounds.dropout_trace is not None,
     OWN_MECHANISM: _own_mechanism,
+    OWN_STRATEGY: lambda c: (
+        ":" in c.strategy.strategy and not c.strategy.strategy.startswith("flwr.")
+    ),
     OWN_MODEL: lambda c: ":" in c.data.model,
     OWN_LOSS: lambda c: ":" in c.data.loss,
     OWN_DATA: lambda c: ":" in c.data.dataset and not is_hub(c.data.dataset),
