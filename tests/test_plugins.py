@@ -91,7 +91,15 @@ def charging(kind):
     return replace(PLAIN, plan=lambda terms, noise: Charging(**vars(PLAIN.plan(terms, noise))))
 
 
+@dataclass(frozen=True)
+class Once(dpsgd.DpsgdPlan):
+    def round_charges(self, nth):
+        return super().round_charges(nth) if nth == 1 else {}
+
+
 CHEAP, UNHEARD, FREE = charging(Cheap), charging(Unheard), charging(None)
+CLAIMED = charging(lambda noise: PaperClaim(0.5, noise))
+ONCE = replace(PLAIN, plan=lambda terms, noise: Once(**vars(PLAIN.plan(terms, noise))))
 LATE = replace(PLAIN, realized=lambda cohort, state: [{Claim(1.0, 1.0): 1}] * len(cohort.plans))
 
 
@@ -300,6 +308,8 @@ REFUSED = [
     ("--mechanism mine:UNHEARD", "is a Unheard, which no ledger knows: charge events of mechan"),
     ("--mechanism mine:FREE", "mechanism = 'mine:FREE' charges nothing for a round"),
     ("--mechanism mine:FREE --noise-multiplier 1", "charges nothing for a round"),
+    ("--mechanism mine:CLAIMED --noise-multiplier 1", "nothing for a round, so that nothing would"),
+    ("--mechanism mine:ONCE --rounds 3", "would be proved (round 2: {}): return in round_charges"),
     ("--mechanism mine:PLAIN --trust server", "mechanism is mine:PLAIN, but with --trust server"),
     ("--mechanism mine:PLAIN --sampling fixed", "sampling is fixed, which mechanism = mine:PLAIN"),
     (
