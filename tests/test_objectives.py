@@ -68,6 +68,10 @@ def wrong(outputs, targets):
     return outputs @ targets
 
 
+def of_numbers(outputs, targets):
+    return absolute(outputs, targets).detach()
+
+
 def largest_error(outputs, targets):
     return (outputs - targets).abs().max().item()
 
@@ -179,6 +183,7 @@ def test_the_report_names_the_metric_and_shows_no_classes_where_there_are_none(t
         ("averaged", r"gives \(\) for 2 records, and must give one number for each, \(2,\)"),
         ("centred", "gives a record another loss in a batch than alone"),
         ("wrong", r"fails \(RuntimeError: .* on outputs of shape \(2, 2\) and targets of shape"),
+        ("of_numbers", r"has no gradient: compute it from the outputs by operations of PyTorch"),
         ("VALUE", "is a int: name a function"),
         ("absent", "has no 'absent': name a function from"),
     ],

@@ -161,6 +161,10 @@ def fractions(y, clients):
     return y / 2
 
 
+def members(x, clients):
+    return [range(client, len(x), clients) for client in range(clients)]
+
+
 def rows(x, clients):
     return x
 """
@@ -339,6 +343,7 @@ REFUSED = [
     ("--partition mine:too_few", "leaves a client with 0 records, fewer than min_records = 2"),
     ("--partition mine:too_many", "gives owners from 0 to 1436, but clients count from 0 to 4"),
     ("--partition mine:fractions", "gives float64 of shape (1437,), not an integer for each of 14"),
+    ("--partition mine:members", "gives rows of several lengths, not an integer for each record"),
     ("--partition mine:rows", "gives float32 of shape (1437, 1, 8, 8), not an integer for each"),
     ("--partition mine:by_label --dirichlet 1", "has no effect with --partition mine:by_label"),
 ]

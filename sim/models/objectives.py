@@ -134,12 +134,13 @@ def refuse_mixing(name: str, loss: Measure, output: Tensor, targets: Tensor) -> 
         targets: targets ``[B, ...]``.
 
     Raises:
-        ValueError: it fails, has another shape, or mixes records.
+        ValueError: it fails, has another shape or no gradient, or mixes records.
     """
-    output = wave(output)
+    output = wave(output).requires_grad_()
     try:
-        together = loss(output, targets)
-        alone = [loss(output[[i]], targets[[i]]) for i in range(len(output))]
+        with torch.enable_grad():
+            together = loss(output, targets)
+            alone = [loss(output[[i]], targets[[i]]) for i in range(len(output))]
     except (Exception, SystemExit) as error:  # the user's code can raise anything
         raise ValueError(
             f"loss = {name!r} fails ({one_line(error)}) on outputs of shape "
@@ -152,6 +153,11 @@ def refuse_mixing(name: str, loss: Measure, output: Tensor, targets: Tensor) -> 
             f"loss = {name!r} gives {shapes[0]} for {len(output)} records, and must give one "
             f"number for each, ({len(output)},): leave out what sums or averages over records "
             "(reduction='none')"
+        )
+    if not all(one.requires_grad for one in (together, *alone)):
+        raise ValueError(
+            f"loss = {name!r} has no gradient: compute it from the outputs by operations of "
+            "PyTorch, without detach(), item() or numpy()"
         )
     if not torch.allclose(together, torch.cat(alone), TOLERANCE, TOLERANCE, equal_nan=True):
         raise ValueError(

@@ -41,7 +41,7 @@ def owners(
 
     def called() -> np.ndarray:
         offered = {"x": views[0], "y": views[1], "clients": clients, "rng": copy.deepcopy(rng)}
-        return np.asarray(plugins.call("partition", name, found, offered, given))
+        return _array(name, plugins.call("partition", name, found, offered, given))
 
     owner = called()
     if owner.shape != (len(views[1]),) or owner.dtype.kind not in "iu":
@@ -65,3 +65,13 @@ def owners(
             f"{minimum}: lower --min-records, or give each client more"
         )
     return owner.astype(np.int64)
+
+
+def _array(name: str, given: object) -> np.ndarray:
+    try:
+        return np.asarray(given)
+    except ValueError:
+        raise ValueError(
+            f"partition = {name!r} gives rows of several lengths, not an integer for each record: "
+            "return the client that each belongs to"
+        ) from None
