@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from mechanisms import plugins
+from strategies import trial
 from strategies.fedavg import WEIGHTS, fedavg
 from strategies.fedfed import fedfed
 from strategies.fednova import fednova
@@ -64,7 +65,7 @@ def _own(settings: Aggregation) -> Strategy:
 
     made = make()
     if isinstance(made, Strategy):
-        return made
+        return trial.checked(name, made)
     from strategies import app
 
     if not isinstance(made, app.flower.Strategy):

@@ -1,5 +1,10 @@
-"""A strategy of the user's own, tried on made-up updates before a run: what it gives, and whether
-it gives the same again."""
+"""A strategy of the user's own: what it gives is checked in each round, and tried before a run on
+made-up updates, whether it is the same again."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -18,19 +23,14 @@ def check(name: str, strategy: Strategy, clients: int) -> None:
         clients: how many answer in a round.
 
     Raises:
-        ValueError: it fails, returns no state and model, differs when it is called again, or leaves
-            the model as it is although it looks at every client.
+        ValueError: it fails, returns no weights, or no state and finite model, differs when it is
+            called again, or leaves the model as it is although it looks at every client.
     """
     said = f"strategy = {name!r}"
-    try:
+    with _naming(said):
         once, again = (_after(strategy, min(clients, MAX_CLIENTS)) for _ in range(2))
-    except ValueError as error:
-        reason = " ".join(str(error).split())
-        raise ValueError(reason if reason.startswith(said) else f"{said}: {reason}") from error
-    except (Exception, SystemExit) as error:  # the user's code can raise anything
-        raise ValueError(
-            f"{said} fails on made-up updates ({one_line(error)}): correct it"
-        ) from error
+    if not np.isfinite(once).all():
+        raise ValueError(f"{said} gives a model that is not finite for small updates: correct it")
     if not np.array_equal(once, again):
         raise ValueError(
             f"{said} gives another model when it is called again with the same: draw nothing in "
@@ -49,22 +49,67 @@ def _after(strategy: Strategy, clients: int) -> np.ndarray:
     state, columns = strategy.init(params), PARAMETERS + strategy.sent.extra
     updates = np.cos(np.arange(1.0, 1 + clients * columns)).reshape(clients, columns)
     weights = np.arange(1, 1 + clients)
+    _check_weights(strategy.weights(weights), clients)
     for _ in range(2):
         if strategy.each is None:
             state, params = strategy.aggregate(state, params, weights @ updates / weights.sum())
         else:
             state, params = strategy.each(state, params, updates, weights)
-        _check(state, params)
+        _check(state, params, PARAMETERS)
     return params
 
 
-def _check(state: ServerState, params: np.ndarray) -> None:
+def checked(name: str, strategy: Strategy) -> Strategy:
+    """The strategy, which is named by what it raises in a round, or returns that cannot be used."""
+
+    def of(step: Callable[..., Any]) -> Callable[..., tuple[ServerState, np.ndarray]]:
+        def stepped(
+            state: ServerState, params: np.ndarray, *uploads: np.ndarray
+        ) -> tuple[ServerState, np.ndarray]:
+            size = len(params)
+            with _naming(f"strategy = {name!r}"):
+                state, params = step(state, params, *uploads)
+                _check(state, params, size)
+            return state, params
+
+        return stepped
+
+    each = strategy.each and of(strategy.each)
+    return replace(strategy, aggregate=of(strategy.aggregate), each=each)
+
+
+@contextmanager
+def _naming(said: str) -> Iterator[None]:
+    """Have the user's own code fail by a ValueError whose message begins with ``said``."""
+    try:
+        yield
+    except MemoryError:
+        raise
+    except ValueError as error:
+        reason = " ".join(str(error).split())
+        raise ValueError(reason if reason.startswith(said) else f"{said}: {reason}") from error
+    except (Exception, SystemExit) as error:
+        raise ValueError(f"{said} fails ({one_line(error)}): correct it") from error
+
+
+def _check_weights(weights: np.ndarray, clients: int) -> None:
+    form = getattr(weights, "dtype", np.dtype(object)), getattr(weights, "shape", ())
+    if form[0].kind not in "iu" or form[1] != (clients,) or weights.min() < 0:
+        raise ValueError(
+            f"its weights are of {form[0]} and shape {form[1]} for {clients} clients: return an "
+            "integer of at least 0 for each"
+        )
+
+
+def _check(state: ServerState, params: np.ndarray, size: int) -> None:
     arrays = state.values() if isinstance(state, dict) else [state]
-    if not all(isinstance(one, np.ndarray) and one.dtype.kind in "biuf" for one in arrays):
+    if not all(
+        isinstance(one, np.ndarray) and one.dtype.char in "?bBhHiIlLqQefd" for one in arrays
+    ):
         raise ValueError("its state must be a dictionary of NumPy arrays of numbers: make it so")
     form = getattr(params, "dtype", type(params)), getattr(params, "shape", ())
-    if form != (np.float32, (PARAMETERS,)):
+    if form != (np.float32, (size,)):
         raise ValueError(
             f"it gives a model of {form[0]} and shape {form[1]} for one of float32 and shape "
-            f"{(PARAMETERS,)}: return it as it came"
+            f"{(size,)}: return it as it came"
         )

@@ -120,6 +120,25 @@ def no_strategy():
     return NUMBER
 
 
+def infinite(weights):
+    return replace(slow(weights), aggregate=lambda state, params, update: (state, params + np.inf))
+
+
+def fractional():
+    return slow(lambda sizes: sizes / 3)
+
+
+def late(weights, what):
+    def aggregate(state, params, update):
+        if state["rounds"] == 2 and what == "raises":
+            raise KeyError("late")
+        return {"rounds": state["rounds"] + 1}, params.astype(
+            np.float64 if state["rounds"] == 2 else np.float32
+        )
+
+    return replace(slow(weights), aggregate=aggregate)
+
+
 def forgetful(weights):
 
     def aggregate(state, params, update):
@@ -331,8 +350,13 @@ REFUSED = [
     ("--mechanism mine:HALF --mechanism-settings a=1}\nb={c=1", "a brace is closed that was not"),
     ("--strategy mine:NUMBER", "strategy = 'mine:NUMBER' is a int: name a function that returns"),
     ("--strategy mine:no_strategy", "strategy = 'mine:no_strategy' gives a int: name a function"),
+    ("--strategy mine:infinite", "gives a model that is not finite for small updates: correct it"),
+    (
+        "--strategy mine:fractional",
+        "its weights are of float64 and shape (5,) for 5 clients: return",
+    ),
     ("--strategy mine:needy", "it needs other, and is given no more than those of weights that"),
-    ("--strategy mine:forgetful", "fails on made-up updates (KeyError: 'rate'): correct it"),
+    ("--strategy mine:forgetful", "mine:forgetful' fails (KeyError: 'rate'): correct it"),
     ("--strategy mine:slow --strategy-settings b=1", "with strategy_settings = {'b': 1} fails (Ty"),
     ("--strategy mine:slow --server-lr 2", "server_lr is 2.0, which strategy = mine:slow does not"),
     ("--strategy mine:searching --mechanism dpagd", "but dpagd chooses the size of its steps by"),
@@ -356,6 +380,23 @@ def test_what_cannot_work_is_refused_in_one_line_before_a_run(tmp_path, capsys, 
     error = capsys.readouterr().err
     assert said in error and error.count("\n") == 1 and error.startswith("error: ")
     assert not list(tmp_path.glob("runs/*"))
+
+
+@pytest.mark.usefixtures("no_report")
+@pytest.mark.parametrize(
+    ("what", "said"),
+    [
+        ("raises", r"^strategy = 'mine:late' fails \(KeyError: 'late'\): correct it"),
+        (
+            "widens",
+            r"^strategy = 'mine:late': it gives a model of float64 and shape \(650,\) for one",
+        ),
+    ],
+)
+def test_a_strategy_that_fails_late_is_named(what, said):
+    own = ["--strategy", "mine:late", "--strategy-settings", f"what = '{what}'"]
+    with pytest.raises(ValueError, match=said):
+        run(what, *own, "--rounds", "3")
 
 
 @pytest.mark.usefixtures("no_report")
