@@ -9,8 +9,9 @@ import numpy as np
 from pydantic import ValidationError
 
 from mechanisms import personal, plugins
-from mechanisms.accounting.accountant import Charges, epsilon, rdp
+from mechanisms.accounting.accountant import Charges, epsilon
 from mechanisms.mechanism import Mechanism
+from mechanisms.own import check_charges, checked
 from mechanisms.plan import (
     Claimant,
     Plan,
@@ -45,7 +46,12 @@ def mechanism_of(privacy: Privacy) -> Mechanism:
         raise ValueError(f"{said} is a {type(found).__name__}: name {FORM}")
     if not found.private:
         raise ValueError(f"{said} is not private, as only --mechanism none may be: use that")
-    return found
+    kind = found.settings
+    if not (kind is None or (isinstance(kind, type) and issubclass(kind, Settings))):
+        raise ValueError(
+            f"{said} has settings = {kind!r}: name a subclass of mechanisms.settings.Settings"
+        )
+    return checked(privacy.mechanism, found)
 
 
 def settings_of(privacy: Privacy, tables: object) -> Settings | None:
@@ -123,7 +129,7 @@ def _plans(mechanism: Mechanism, terms: Sequence[Terms]) -> Sequence[Plan]:
         return [mechanism.plan(one, 0.0) for one in terms]
     first = mechanism.plan(terms[0], noise or 1.0)
     if terms[0].privacy.mechanism not in MECHANISMS:
-        _check_charges(terms[0].privacy.mechanism, first, terms[0].rounds)
+        check_charges(terms[0].privacy.mechanism, first, terms[0].rounds)
     _check_length(first, terms[0])
     if noise is not None:
         plans = [mechanism.plan(one, noise) for one in terms]
@@ -131,21 +137,6 @@ def _plans(mechanism: Mechanism, terms: Sequence[Terms]) -> Sequence[Plan]:
             affordable_rounds(plan, one, at_most=1)
         return plans
     return mechanism.calibrate(mechanism.plan, terms)
-
-
-def _check_charges(name: str, plan: Plan, rounds: int) -> None:
-    """Refuse a plan of the user's own with a round that costs nothing in the certified column.
-
-    A paper's claim, or an event that is paid for elsewhere, costs nothing there.
-    """
-    for nth in range(1, rounds + 1):
-        charges = plan.round_charges(nth)
-        if not rdp(charges, [2.0], "certified").any():
-            raise ValueError(
-                f"mechanism = {name!r} charges nothing for a round, so that nothing would be "
-                f"proved (round {nth}: {dict(charges)}): return in round_charges what a round "
-                "releases"
-            )
 
 
 def _check_length(plan: Plan, terms: Terms) -> None:

@@ -98,6 +98,16 @@ class Once(dpsgd.DpsgdPlan):
 
 
 CHEAP, UNHEARD, FREE = charging(Cheap), charging(Unheard), charging(None)
+FALSE_PLAN = replace(PLAIN, plan=lambda terms, noise: None)
+FAILING_PLAN = replace(PLAIN, plan=lambda terms, noise: terms.own["beta"])
+FALSE_SETTINGS = replace(PLAIN, settings=dict)
+UNCALIBRATED = replace(PLAIN, calibrate=lambda plan_of, terms: [])
+BAD_START = replace(PLAIN, start=lambda cohort, params: params)
+BAD_STEP = replace(PLAIN, step=lambda cohort, state: state.remembered)
+BAD_SHAPE = replace(PLAIN, step=lambda cohort, state: replace(state, params=state.params[:, 1:]))
+BAD_ACTIVE = replace(PLAIN, active=lambda cohort, state: state.taken[:1] < 1)
+BAD_METRIC = replace(PLAIN, metrics=lambda cohort, state: {"size": state.params.mean()})
+BAD_REALIZED = replace(PLAIN, realized=lambda cohort, state: [])
 CLAIMED = charging(lambda noise: PaperClaim(0.5, noise))
 ONCE = replace(PLAIN, plan=lambda terms, noise: Once(**vars(PLAIN.plan(terms, noise))))
 LATE = replace(PLAIN, realized=lambda cohort, state: [{Claim(1.0, 1.0): 1}] * len(cohort.plans))
@@ -333,6 +343,13 @@ REFUSED = [
     ("--mechanism mine:FREE --noise-multiplier 1", "charges nothing for a round"),
     ("--mechanism mine:CLAIMED --noise-multiplier 1", "nothing for a round, so that nothing would"),
     ("--mechanism mine:ONCE --rounds 3", "would be proved (round 2: {}): return in round_charges"),
+    (
+        "--mechanism mine:FALSE_PLAN",
+        "fails (TypeError: its plan is a NoneType, without steps or ch",
+    ),
+    ("--mechanism mine:FAILING_PLAN", "FAILING_PLAN' fails (TypeError: 'NoneType' object is not s"),
+    ("--mechanism mine:FALSE_SETTINGS", "has settings = <class 'dict'>: name a subclass of mechan"),
+    ("--mechanism mine:UNCALIBRATED", "fails (TypeError: it calibrates 0 plans for 1 terms): corr"),
     ("--mechanism mine:PLAIN --trust server", "mechanism is mine:PLAIN, but with --trust server"),
     ("--mechanism mine:PLAIN --sampling fixed", "sampling is fixed, which mechanism = mine:PLAIN"),
     (
@@ -397,6 +414,23 @@ def test_a_strategy_that_fails_late_is_named(what, said):
     own = ["--strategy", "mine:late", "--strategy-settings", f"what = '{what}'"]
     with pytest.raises(ValueError, match=said):
         run(what, *own, "--rounds", "3")
+
+
+@pytest.mark.usefixtures("no_report")
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("BAD_START", "TypeError: it returns a Tensor, not a LocalState"),
+        ("BAD_STEP", "AttributeError: 'LocalState' object has no attribute 'remembered'"),
+        ("BAD_SHAPE", r"TypeError: it returns params of shape \(5, 649\), not \(5, 650\)"),
+        ("BAD_ACTIVE", r"TypeError: active is \(1,\), not a tensor of shape \(5,\)"),
+        ("BAD_METRIC", r"TypeError: metric 'size' is \(\), not a tensor of shape \(5,\)"),
+        ("BAD_REALIZED", "TypeError: it realized 0 charges for 5 clients"),
+    ],
+)
+def test_a_mechanism_that_fails_in_a_round_is_named(name, said):
+    with pytest.raises(ValueError, match=rf"^mechanism = 'mine:{name}' fails \({said}\): correct"):
+        run(name, "--mechanism", f"mine:{name}", "--chunk-clients", "5", "--groups", "1")
 
 
 @pytest.mark.usefixtures("no_report")

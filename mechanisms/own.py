@@ -1,0 +1,113 @@
+"""A mechanism of the user's own: it is named by what it raises, and what it returns is checked."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+
+import torch
+
+from mechanisms.accounting.accountant import Charges, rdp
+from mechanisms.cohort import Cohort, LocalState
+from mechanisms.mechanism import Mechanism
+from mechanisms.plan import Plan, Terms
+from mechanisms.plugins import one_line
+
+
+def checked(name: str, given: Mechanism) -> Mechanism:
+    """The mechanism, which raises a ValueError where it fails or returns what cannot be used."""
+
+    def plan(terms: Terms, noise: float) -> Plan:
+        with _naming(name):
+            found = given.plan(terms, noise)
+            hash(found)
+            if not (hasattr(found, "steps") and hasattr(found, "round_charges")):
+                raise TypeError(f"its plan is a {type(found).__name__}, without steps or charges")
+            return found
+
+    def start(cohort: Cohort, params: torch.Tensor) -> LocalState:
+        with _naming(name):
+            return _state(given.start(cohort, params), len(cohort.plans), len(params))
+
+    def step(cohort: Cohort, state: LocalState) -> LocalState:
+        with _naming(name):
+            return _state(given.step(cohort, state), *state.params.shape)
+
+    def metrics(cohort: Cohort, state: LocalState) -> Mapping[str, torch.Tensor]:
+        with _naming(name):
+            found = dict(given.metrics(cohort, state))
+            return {of: _of_clients(one, cohort, f"metric {of!r}") for of, one in found.items()}
+
+    def realized(cohort: Cohort, state: LocalState) -> Sequence[Charges]:
+        with _naming(name):
+            found = list(given.realized(cohort, state))
+            if len(found) != len(cohort.plans):
+                raise TypeError(f"it realized {len(found)} charges for {len(cohort.plans)} clients")
+            return found
+
+    def calibrate(plan_of: Callable[[Terms, float], Plan], terms: Sequence[Terms]) -> list[Plan]:
+        with _naming(name):
+            found = list(given.calibrate(plan_of, terms))
+            if len(found) != len(terms):
+                raise TypeError(f"it calibrates {len(found)} plans for {len(terms)} terms")
+            return found
+
+    active: Callable[[Cohort, LocalState], torch.Tensor] | None = None
+    if asked := given.active:
+
+        def active(cohort: Cohort, state: LocalState) -> torch.Tensor:
+            with _naming(name):
+                return _of_clients(asked(cohort, state), cohort, "active")
+
+    return replace(
+        given,
+        plan=plan,
+        start=start,
+        step=step,
+        active=active,
+        metrics=metrics,
+        realized=realized,
+        calibrate=calibrate,
+    )
+
+
+def check_charges(name: str, plan: Plan, rounds: int) -> None:
+    """Refuse a plan with a round that costs nothing in the certified column.
+
+    A paper's claim, or an event that is paid for elsewhere, costs nothing there.
+    """
+    for nth in range(1, rounds + 1):
+        with _naming(name):
+            charges = dict(plan.round_charges(nth))
+        if not rdp(charges, [2.0], "certified").any():
+            raise ValueError(
+                f"mechanism = {name!r} charges nothing for a round, so that nothing would be "
+                f"proved (round {nth}: {charges}): return in round_charges what a round releases"
+            )
+
+
+def _state(found: LocalState, clients: int, size: int) -> LocalState:
+    if not isinstance(found, LocalState):
+        raise TypeError(f"it returns a {type(found).__name__}, not a LocalState")
+    if found.params.shape != (clients, size):
+        shape = tuple(found.params.shape)
+        raise TypeError(f"it returns params of shape {shape}, not {(clients, size)}")
+    return found
+
+
+def _of_clients(found: torch.Tensor, cohort: Cohort, what: str) -> torch.Tensor:
+    """A tensor with a value for each client."""
+    clients = (len(cohort.plans),)
+    if not isinstance(found, torch.Tensor) or found.shape != clients:
+        form = tuple(found.shape) if isinstance(found, torch.Tensor) else type(found).__name__
+        raise TypeError(f"{what} is {form}, not a tensor of shape {clients}")
+    return found
+
+
+@contextmanager
+def _naming(name: str) -> Iterator[None]:
+    try:
+        yield
+    except (ValueError, MemoryError, torch.OutOfMemoryError):
+        raise
+    except (Exception, SystemExit) as error:  # the user's code can raise anything
+        raise ValueError(f"mechanism = {name!r} fails ({one_line(error)}): correct it") from error
