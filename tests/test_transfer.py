@@ -65,6 +65,12 @@ class Failing(nn.Module):
     def forward(self, x):
         raise KeyError("layer")
 
+def compiled():
+    return torch.jit.script(frozen().eval())
+
+def constants():
+    return nn.Sequential(torch.jit.freeze(compiled()))
+
 def number():
     return 3
 """
@@ -153,11 +159,14 @@ def test_they_are_kept_until_records_code_settings_or_weights_change(
         ("Wrong", r"makes \(\) of one record, not numbers \[1, ...\]"),
         ("Infinite", "not finite"),
         ("Failing", r"cannot be run on a record of shape \(3, 6, 6\) \(KeyError: 'layer'\)"),
+        ("compiled", "has a module of TorchScript, whose weights may be constants"),
+        ("constants", "has a module of TorchScript, whose weights may be constants"),
         ("number", "makes a int: name a class or function that makes a torch.nn.Module"),
         ("MODULE", "has no 'MODULE'"),
         ("torch", "is a module: name a class"),
     ],
 )
+@pytest.mark.filterwarnings("ignore:.*torch.jit")
 def test_a_network_that_is_none_is_refused_and_nothing_is_kept(
     images: Path, network: str, words: str
 ) -> None:

@@ -34,7 +34,8 @@ class Backbone:
         """Build the network in evaluation mode.
 
         Raises:
-            ValueError: it cannot be imported or called, or is no `torch.nn.Module`.
+            ValueError: it cannot be imported or called, or is no `torch.nn.Module`, or has one of
+            TorchScript.
         """
         self._said = f"features = {name!r}"
         found = plugins.plugin("features", name, FORM)
@@ -47,6 +48,11 @@ class Backbone:
             )
         if not isinstance(module, nn.Module):
             raise ValueError(f"{self._said} makes a {type(module).__name__}: name {FORM}")
+        if any(isinstance(layer, torch.jit.ScriptModule) for layer in module.modules()):
+            raise ValueError(
+                f"{self._said} has a module of TorchScript, whose weights may be constants that no "
+                "digest sees: use the torch.nn.Module that it was made from"
+            )
         self._module = module.eval().requires_grad_(False).to(device)
         self._device = device
         self._state = self._state_digest()
