@@ -796,6 +796,21 @@ def test_what_another_run_has_finished_is_not_this_one_s(whole, tmp_path, capsys
         assert "damaged" in states(run, capsys)[1].values()
 
 
+def test_all_that_another_run_has_written_is_not_priced_as_this_one_s(whole, tmp_path, capsys):
+    """Its ledger fits its own checkpoints and rounds, whatever this one's noise had been."""
+    run = died(whole, tmp_path, "round-000002.json", 2)
+    for name in ("ledger", "checkpoints", ROUNDS, "uploads"):
+        other = whole[0] / "runs" / "run" / name
+        if other.is_dir():
+            shutil.rmtree(run / name)
+            shutil.copytree(other, run / name)
+        else:
+            shutil.copy(other, run / name)
+    asks = {ask: ASKS[ask] for ask in ("ledger", "verify", "report")}
+    named = run / "checkpoints" / "round-000004.safetensors"
+    check_refused(run, named, capsys, asks, model=False)
+
+
 def test_a_round_that_ends_while_a_ledger_is_read_is_no_loss(finished, monkeypatch):
     """A report of a run that goes on: what must be there is read before what must have it."""
     files, real = [finished / name for name in (ROUNDS, FIRST, SECOND)], paid.read_rounds

@@ -13,6 +13,7 @@ from mechanisms.accounting.events import Event, to_dict
 from server import closing, orders
 from server import paid as paid_in
 from server.guarantees import guarantees
+from server.store import Store
 from sim.config.caveats import PERSONAL, caveats_of
 from sim.showing import wording
 
@@ -41,7 +42,9 @@ def spent(folder: Path, delta: float | None, records: int | None = None) -> Entr
             f"--ledger = {folder} is no run directory, it has neither config.toml nor ledger: give "
             f"the directory of a run{hint}"
         )
-    paid, finished = paid_in.read(folder), closing.read(folder) is not None
+    paid = paid_in.read(folder)
+    Store(folder, 2).check_rounds()
+    finished = closing.read(folder) is not None
     config = read_config(path)
     private = setting(config, "privacy", "mechanism", str) != "none"
     trust = setting(config, "privacy", "trust", str) or "local"
