@@ -142,6 +142,20 @@ def test_the_renyi_curve_is_right_at_large_orders(q, s, order):
     assert high * (1 - 1e-11) <= found <= low * (1 + 1e-5)
 
 
+@pytest.mark.parametrize(
+    ("q", "s", "order"), [(0.02, 0.6, 1.25), (0.1, 2.0, 2.0), (1e-4, 9.5, 2.0)]
+)
+def test_the_renyi_curve_has_room_for_what_its_integrals_lose(q, s, order):
+    """They are right to 1e-8. Kills a curve without its margin."""
+    with ctx.workprec(proof.BITS):
+        low, high = proof.outward(*[divergence(arb(q), arb(s), arb(order))] * 2)
+    (found,) = fixed_batch.curve(q, s, np.array([order]))
+    above, below = (
+        math.expm1((order - 1) * found) / math.expm1((order - 1) * x) for x in (high, low)
+    )
+    assert 1 + 9e-7 < above <= below < 1 + 1.1e-6
+
+
 def test_extreme_noise_has_a_finite_curve_above_that_of_a_poisson_batch():
     orders = np.array([2.0, 512.0])
     for q, s in ((0.3, 1e-3), (1e-6, 0.04), (0.5, 1e6)):
