@@ -93,19 +93,18 @@ def _naming(said: str) -> Iterator[None]:
 
 
 def _check_weights(weights: np.ndarray, clients: int) -> None:
-    form = getattr(weights, "dtype", np.dtype(object)), getattr(weights, "shape", ())
-    if form[0].kind not in "iu" or form[1] != (clients,) or weights.min() < 0:
+    found = np.asarray(weights)
+    whole = isinstance(weights, np.ndarray) and found.dtype.kind in "iu"
+    if not whole or found.shape != (clients,) or found.min() < 0:
         raise ValueError(
-            f"its weights are of {form[0]} and shape {form[1]} for {clients} clients: return an "
-            "integer of at least 0 for each"
+            f"its weights are of {found.dtype} and shape {found.shape} for {clients} clients: "
+            "return an array with an integer of at least 0 for each"
         )
 
 
 def _check(state: ServerState, params: np.ndarray, size: int) -> None:
     arrays = state.values() if isinstance(state, dict) else [state]
-    if not all(
-        isinstance(one, np.ndarray) and one.dtype.char in "?bBhHiIlLqQefd" for one in arrays
-    ):
+    if not all(isinstance(one, np.ndarray) and _is_storable(one.dtype) for one in arrays):
         raise ValueError("its state must be a dictionary of NumPy arrays of numbers: make it so")
     form = getattr(params, "dtype", type(params)), getattr(params, "shape", ())
     if form != (np.float32, (size,)):
@@ -113,3 +112,8 @@ def _check(state: ServerState, params: np.ndarray, size: int) -> None:
             f"it gives a model of {form[0]} and shape {form[1]} for one of float32 and shape "
             f"{(size,)}: return it as it came"
         )
+
+
+def _is_storable(kind: np.dtype[Any]) -> bool:
+    """Whether checkpoints have room for arrays of this type."""
+    return kind.kind in "biuf" and kind.itemsize <= 8
