@@ -1,8 +1,10 @@
 """Loads what models see of records: pixels, scattering features, or those of a frozen network.
 
 A record's features depend on that record alone, so clipping and noise protect them like pixels.
-They are cached beside the data set: an `.npz` for each set of records, transform and kind of
-device, whose checksums reveal damage, and which only its owner may read.
+So that not even their last bits depend on others, as kernels for batches let them on some chips,
+records are transformed one at a time. Features are cached beside the data set: an `.npz` for each
+set of records, transform and kind of device, whose checksums reveal damage, and which only its
+owner may read.
 """
 
 import contextlib
@@ -29,12 +31,10 @@ from sim.features.scattering import MIN_PIXELS, scatter
 from sim.features.whitening import dead_leaves, moments, whiten
 from sim.sources.backbones import Backbone
 
-VERSION = 1
+VERSION = 2
 """Version of scattering and whitening, raised when the output of one changes."""
-CHUNKS = {"cpu": 16, "cuda": 1024}
-"""Records scattered together: few enough for a CPU's cache, enough to fill a GPU."""
-BACKBONE_CHUNK = 1024
-"""Records after which a network is looked at once more; it takes them one at a time."""
+CHUNK = 1024
+"""Records that go to a device and back together, and after which a network is looked at again."""
 
 Pair = tuple[np.ndarray, np.ndarray]
 """Features of training and test records, float32 [N, ...] and [M, ...], or what whitens them."""
@@ -77,12 +77,11 @@ def _together(scales: Sequence[np.ndarray]) -> np.ndarray:
 
 
 class _Transform(NamedTuple):
-    """From records [N, ...] to features [N, channels, ...], so many records at a time."""
+    """From records [N, ...] to features [N, channels, ...], one at a time."""
 
     name: str
     of: Callable[[torch.Tensor], torch.Tensor]
     channels: int
-    chunk: int
 
 
 def _transforms(data: Data, dataset: Dataset, device: torch.device) -> list[_Transform]:
@@ -98,8 +97,7 @@ def _transforms(data: Data, dataset: Dataset, device: torch.device) -> list[_Tra
             "words: leave --features out"
         )
     backbone = Backbone(data.features, data.features_settings, device)
-    channels = backbone(first).shape[1]
-    return [_Transform(f"backbone-{backbone.digest}", backbone, channels, BACKBONE_CHUNK)]
+    return [_Transform(f"backbone-{backbone.digest}", backbone, backbone(first).shape[1])]
 
 
 def _check_scales(coarsest: int, shape: tuple[int, ...]) -> None:
@@ -115,12 +113,15 @@ def _scattering(data: Data, first: torch.Tensor, scale: int, device: torch.devic
     name += "-deskew" * data.feature_deskew + "-flips" * data.feature_flips
     name += f"-scale-{scale}" * (scale > 1)
 
-    def of(x: torch.Tensor) -> torch.Tensor:
+    def alone(x: torch.Tensor) -> torch.Tensor:
         x = deskewed(x) if data.feature_deskew and x.ndim == 4 else x
         x = coloured(F.avg_pool2d(x, scale) if scale > 1 else x, data)
         return (scatter(x) + scatter(x.flip(3))) / 2 if data.feature_flips else scatter(x)
 
-    return _Transform(name, lambda x: of(x.to(device)), of(first).shape[1], CHUNKS[device.type])
+    def of(records: torch.Tensor) -> torch.Tensor:
+        return torch.cat([alone(record) for record in records.to(device).split(1)])
+
+    return _Transform(name, of, alone(first).shape[1])
 
 
 def grouped(x: np.ndarray, groups: int) -> np.ndarray:
@@ -213,10 +214,10 @@ def _read(path: Path) -> Pair | None:
 
 def _computed(records: np.ndarray, transform: _Transform) -> np.ndarray:
     """The features of records [N, ...]."""
-    chunks = torch.from_numpy(records).split(transform.chunk)
+    chunks = torch.from_numpy(records).split(CHUNK)
     first = transform.of(chunks[0])
     features = torch.empty(len(records), *first.shape[1:])
     features[: len(first)] = first.cpu()
-    for some, into in zip(chunks[1:], features.split(transform.chunk)[1:], strict=True):
+    for some, into in zip(chunks[1:], features.split(CHUNK)[1:], strict=True):
         into.copy_(transform.of(some))
     return features.numpy()

@@ -64,9 +64,9 @@ def scatter(images: torch.Tensor) -> torch.Tensor:
     fine = _modulus(torch.fft.ifft2(u0[:, None] * filters.psi[0]))
     s.append(_average(fine, filters.phi[0]))
     # |x * psi_1| and all ||x * psi_0| * psi_1|, at half resolution: psi_1's band fits into that
-    for u in (u0, *torch.fft.fft2(fine).unbind(1)):
-        coarse = _modulus(torch.fft.ifft2(_folded(u[:, None] * filters.psi[1])))
-        s.append(_average(coarse, filters.phi[1]))
+    u = torch.cat([u0[:, None], torch.fft.fft2(fine)], dim=1)
+    coarse = _modulus(torch.fft.ifft2(_folded(u[:, :, None] * filters.psi[1])))
+    s.append(_average(coarse.flatten(1, 2), filters.phi[1]))
     features = torch.cat(s, dim=1)
     return features.reshape(records, channels * FEATURES, *features.shape[2:])
 
