@@ -70,10 +70,16 @@ def objective(penalty: float) -> Callable[[Tensor, Tensor], Tensor]:
 
 
 def sensitive(splitter: Splitter) -> Callable[[Tensor], Tensor]:
-    """From records ``[M, ...]`` to their sensitive parts ``[M, D]``."""
+    """From records ``[M, ...]`` to their sensitive parts ``[M, D]``.
+
+    They go one at a time: in a batch their last bits would depend on how many there are.
+    """
 
     @torch.no_grad()
     def features(x: Tensor) -> Tensor:
-        return splitter(x)[0]
+        parts = x.flatten(1).clone()
+        for part, record in zip(parts, x, strict=True):
+            part.copy_(splitter(record[None])[0][0])
+        return parts
 
     return features

@@ -206,6 +206,21 @@ def test_a_record_s_features_do_not_depend_on_its_place_among_others(images: Pat
     assert np.array_equal(load(asked, CPU).x, before.x[order])
 
 
+def test_records_are_transformed_one_at_a_time(
+    images: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kills batches of them, whose last bits tell of others on some chips alone."""
+    seen = []
+
+    def watched(x: torch.Tensor) -> torch.Tensor:
+        seen.append(len(x))
+        return scatter(x)
+
+    monkeypatch.setattr(features, "scatter", watched)
+    assert len(load(settings(images, feature_flips=True), CPU).x) == 20
+    assert set(seen) == {1}
+
+
 def test_only_their_owner_may_read_features(images: Path, tmp_path: Path) -> None:
     load(settings(images), CPU)
     load(settings(images), CPU, tmp_path / "own")

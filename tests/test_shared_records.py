@@ -121,7 +121,9 @@ def test_the_generators_loss_is_the_stated_lagrangian():
     part = x.flatten(1) - decoder[2](torch.tanh(decoder[0](code)))
     logits = module.classifier[2](torch.tanh(module.classifier[0](part)))
     assert code.shape == (7, 5) and logits.shape == (7, 4)
-    torch.testing.assert_close(sensitive(module.splitter)(x), part.detach())
+    features = sensitive(module.splitter)
+    torch.testing.assert_close(features(x), part.detach())
+    assert features(x[:0]).shape == (0, part.shape[1])
     cross_entropy = logits.logsumexp(dim=1) - logits[torch.arange(7), y]
     for penalty in (0.0, 2.5):
         expected = (
@@ -131,3 +133,13 @@ def test_the_generators_loss_is_the_stated_lagrangian():
         )
         torch.testing.assert_close(objective(penalty)(module(x), y), expected)
     assert math.isclose(CODE_WEIGHT, 0.01)
+
+
+def test_the_last_bits_of_a_sensitive_part_do_not_depend_on_other_records():
+    """A release adds up the parts of all of a client's records. Kills parts of a whole batch."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        features, x = sensitive(Distiller((28, 28), 10, 16).splitter), torch.rand(40, 28, 28)
+    whole = features(x)
+    for n in (1, 2, 5, 17, 39):
+        assert torch.equal(features(x[-n:]), whole[-n:])
