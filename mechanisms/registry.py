@@ -127,16 +127,21 @@ def _plans(mechanism: Mechanism, terms: Sequence[Terms]) -> Sequence[Plan]:
     noise = terms[0].privacy.noise_multiplier
     if not mechanism.private:
         return [mechanism.plan(one, 0.0) for one in terms]
-    first = mechanism.plan(terms[0], noise or 1.0)
-    if terms[0].privacy.mechanism not in MECHANISMS:
+    first, own = (
+        mechanism.plan(terms[0], noise or 1.0),
+        terms[0].privacy.mechanism not in MECHANISMS,
+    )
+    if own:
         check_charges(terms[0].privacy.mechanism, first, terms[0].rounds)
     _check_length(first, terms[0])
-    if noise is not None:
+    if noise is None:
+        plans = mechanism.calibrate(mechanism.plan, terms)
+    else:
         plans = [mechanism.plan(one, noise) for one in terms]
+    if own or noise is not None:
         for plan, one in zip(plans, terms, strict=True):
             affordable_rounds(plan, one, at_most=1)
-        return plans
-    return mechanism.calibrate(mechanism.plan, terms)
+    return plans
 
 
 def _check_length(plan: Plan, terms: Terms) -> None:

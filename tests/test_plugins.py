@@ -102,6 +102,7 @@ FALSE_PLAN = replace(PLAIN, plan=lambda terms, noise: None)
 FAILING_PLAN = replace(PLAIN, plan=lambda terms, noise: terms.own["beta"])
 FALSE_SETTINGS = replace(PLAIN, settings=dict)
 UNCALIBRATED = replace(PLAIN, calibrate=lambda plan_of, terms: [])
+DEAR = replace(PLAIN, calibrate=lambda plan_of, terms: [plan_of(one, 0.1) for one in terms])
 BAD_START = replace(PLAIN, start=lambda cohort, params: params)
 BAD_STEP = replace(PLAIN, step=lambda cohort, state: state.remembered)
 BAD_SHAPE = replace(PLAIN, step=lambda cohort, state: replace(state, params=state.params[:, 1:]))
@@ -350,6 +351,7 @@ REFUSED = [
     ("--mechanism mine:FAILING_PLAN", "FAILING_PLAN' fails (TypeError: 'NoneType' object is not s"),
     ("--mechanism mine:FALSE_SETTINGS", "has settings = <class 'dict'>: name a subclass of mechan"),
     ("--mechanism mine:UNCALIBRATED", "fails (TypeError: it calibrates 0 plans for 1 terms): corr"),
+    ("--mechanism mine:DEAR", "epsilon = 8 is too small for a single round, which costs "),
     ("--mechanism mine:PLAIN --trust server", "mechanism is mine:PLAIN, but with --trust server"),
     ("--mechanism mine:PLAIN --sampling fixed", "sampling is fixed, which mechanism = mine:PLAIN"),
     (
