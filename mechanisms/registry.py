@@ -127,12 +127,10 @@ def _plans(mechanism: Mechanism, terms: Sequence[Terms]) -> Sequence[Plan]:
     noise = terms[0].privacy.noise_multiplier
     if not mechanism.private:
         return [mechanism.plan(one, 0.0) for one in terms]
-    first, own = (
-        mechanism.plan(terms[0], noise or 1.0),
-        terms[0].privacy.mechanism not in MECHANISMS,
-    )
+    name, first = terms[0].privacy.mechanism, mechanism.plan(terms[0], noise or 1.0)
+    own = name not in MECHANISMS
     if own:
-        check_charges(terms[0].privacy.mechanism, first, terms[0].rounds)
+        check_charges(name, first, terms[0].rounds)
     _check_length(first, terms[0])
     if noise is None:
         plans = mechanism.calibrate(mechanism.plan, terms)
