@@ -77,7 +77,7 @@ def sensitive(splitter: Splitter) -> Callable[[Tensor], Tensor]:
 
     @torch.no_grad()
     def features(x: Tensor) -> Tensor:
-        parts = x.flatten(1).clone()
+        parts = torch.empty_like(x.flatten(1))
         for part, record in zip(parts, x, strict=True):
             part.copy_(splitter(record[None])[0][0])
         return parts
