@@ -26,23 +26,20 @@ from mechanisms.default_arithmetic import default_arithmetic
 from sim.engines import start  # noqa: F401
 from sim.job.environment import set_variables
 
-_ONE_RUN = threading.RLock()
-
 
 @contextmanager
 def lent() -> Iterator[None]:
     """Prepare the process for a run and restore the caller's state on exit, also after exceptions.
 
-    One run at a time: other threads wait here. Signal handlers are restored in the main thread
-    only, where Python allows it.
+    One run at a time: other threads wait for the arithmetic. Signal handlers are restored in the
+    main thread only, where Python allows it.
     """
-    with _ONE_RUN, ExitStack() as stack:
+    with default_arithmetic(), ExitStack() as stack:
         stack.callback(_restore_variables, dict(os.environ))
         stack.callback(_restore_signals, {n: signal.getsignal(n) for n in _signals()})
         stack.callback(setattr, sys, "excepthook", sys.excepthook)
         stack.callback(setattr, warnings, "formatwarning", warnings.formatwarning)
         _lend_threads(stack)
-        stack.enter_context(default_arithmetic())
         set_variables()
         yield
 
