@@ -239,9 +239,9 @@ class Dpagd(Settings):
     """tau, moves after which alpha_max follows the chosen sizes [moves]"""
     agd_stretch: float = Field(0.1, ge=0)
     """eta, by how much alpha_max then exceeds the largest of them [share]"""
-    agd_loss_clip: float = Field(5.0, gt=0)
+    agd_loss_clip: float = Field(5.0, ge=1e-6, le=1e30)
     """C_obj, bound on a record's loss in a search [nats]"""
-    agd_change_clip: float | None = Field(0.1, gt=0)
+    agd_change_clip: float | None = Field(0.1, ge=1e-6, le=1e30)
     """bound on the change of a record's loss [nats]; 'none': the loss clip, as published"""
     agd_growth: float = Field(0.1, gt=0, le=1)
     """gamma, growth of the gradient's budget where no step size helps [share]"""

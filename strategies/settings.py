@@ -45,7 +45,7 @@ class FedFed(Settings):
     """what sharing may spend of epsilon; training gets the rest [share of epsilon]"""
     share_noise: float | None = Field(None, gt=0)
     """noise on what is shared [share clips]; 'none': the least that share_budget pays for"""
-    share_clip: float | None = Field(None, gt=0)
+    share_clip: float | None = Field(None, ge=1e-6, le=1e30)
     """bound on a shared record [Euclidean norm]; 'none': half that of a record of ones"""
     share_rate: float = Field(1.0, gt=0, le=1)
     """distilled: probability that a record is shared"""
@@ -67,7 +67,7 @@ class FedFed(Settings):
     """rounds that train the generator, all clients in each [rounds]"""
     distill_lr: float = Field(0.5, gt=0)
     """local learning rate of the generator"""
-    distill_clip: float = Field(1.0, gt=0)
+    distill_clip: float = Field(1.0, ge=1e-6, le=1e30)
     """bound on a record's gradient there [Euclidean norm]"""
     distill_latent: int = Field(8, ge=1)
     """length of the generator's code [numbers]"""

@@ -4,13 +4,14 @@ much."""
 import dataclasses
 import functools
 import math
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
 from torch import Tensor, nn
 
 from mechanisms import grid
@@ -24,7 +25,10 @@ from mechanisms.gradients.record_gradients import RecordGradients
 from mechanisms.randomness import Streams, SystemStreams, seed_key
 from mechanisms.rounded_gaussian import SCALE_BITS
 from mechanisms.sampling import COIN, threshold
+from mechanisms.settings import Dpagd, Privacy
 from mechanisms.sharing import ClassSums, SharingPlan, Sum
+from sim.config.settings import Data
+from strategies.settings import FedFed
 from tests import small
 from tests.devices import CPU, META, Noted
 from tests.record_models import GENERAL, TAPPED, Apply, Case
@@ -407,6 +411,31 @@ def test_a_record_that_is_left_out_adds_nothing_whatever_it_holds(form):
     zeroed = torch.where(keep[..., None, None], one, 0.0)
     for found, expected in zip(sums(broken), sums(zeroed), strict=True):
         assert expected.any() and torch.equal(found, expected)
+
+
+@pytest.mark.parametrize(
+    ("table", "name"),
+    [
+        (Privacy, "clip_norm"),
+        (Dpagd, "agd_loss_clip"),
+        (Dpagd, "agd_change_clip"),
+        (Data, "standardize_clip"),
+        (FedFed, "share_clip"),
+        (FedFed, "distill_clip"),
+    ],
+)
+def test_whatever_bound_a_setting_takes_has_so_many_units(table, name):
+    """2^44 over a bound near the smallest float is infinite, and every part the smallest integer:
+    a sum then told whether the number of records is even."""
+    taken = 0
+    for bound in 10.0 ** np.arange(-323, 309):
+        with suppress(ValidationError):
+            table(**{name: float(bound)})
+            values = torch.tensor([[bound, -bound / 2.0, 0.0]])
+            units = grid.whole_parts(values, torch.tensor([bound]))
+            assert units.tolist() == [[2**44, -(2**43), 0]]
+            taken += 1
+    assert taken > 30
 
 
 def test_too_many_records_for_an_exact_sum_are_refused_by_their_public_number():

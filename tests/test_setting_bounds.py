@@ -30,6 +30,8 @@ from strategies import settings as of_strategies
 from strategies.settings import Aggregation, FedFed
 
 TINY = 1e-9
+BOUNDS = (1e-6, 1e30), (0.99e-6, 1.01e30)
+"""Of what a record adds to a sum: taken, and refused."""
 OWN, NOT_OWN = (
     ("own:NAME", "a.b_1:C2"),
     ("own:", ":NAME", "own:a b", "1:a", "own:a:b", "a/b:c", "own", "own:a.b"),
@@ -49,7 +51,7 @@ RANGES: dict[type[Settings], dict[str, tuple[object, tuple, tuple]]] = {
         "unit": ("record", ("client",), ("person",)),
         "budget": ("certified", ("published",), ("paper",)),
         "noise_multiplier": (None, (None, TINY), (0.0, -TINY)),
-        "clip_norm": (1.0, (1e-6, 1e30), (0.99e-6, 1.01e30)),
+        "clip_norm": (1.0, *BOUNDS),
         "sample_rate": (1.0, (TINY, 1.0), (0.0, 1 + TINY)),
         "batch_size": (None, (None, 1, 10**9), (0, 10**9 + 1)),
         "sampling": ("poisson", ("fixed", "shuffled"), ("none",)),
@@ -97,8 +99,8 @@ RANGES: dict[type[Settings], dict[str, tuple[object, tuple, tuple]]] = {
         "agd_largest": (1.0, (TINY,), (0.0,)),
         "agd_window": (10, (1, 10**9), (0, 10**9 + 1)),
         "agd_stretch": (0.1, (0.0,), (-TINY,)),
-        "agd_loss_clip": (5.0, (TINY,), (0.0,)),
-        "agd_change_clip": (0.1, (None, TINY), (0.0,)),
+        "agd_loss_clip": (5.0, *BOUNDS),
+        "agd_change_clip": (0.1, (None, *BOUNDS[0]), BOUNDS[1]),
         "agd_growth": (0.1, (TINY, 1.0), (0.0, 1 + TINY)),
         "agd_raises": (10, (0, 10**9), (-1, 10**9 + 1)),
     },
@@ -142,7 +144,7 @@ RANGES: dict[type[Settings], dict[str, tuple[object, tuple, tuple]]] = {
         "shared_source": ("prototypes", ("distilled", "public", "none"), ("private",)),
         "share_budget": (0.3, (TINY, 1 - TINY), (0.0, 1.0)),
         "share_noise": (None, (None, TINY), (0.0,)),
-        "share_clip": (None, (None, TINY), (0.0,)),
+        "share_clip": (None, (None, *BOUNDS[0]), BOUNDS[1]),
         "share_rate": (1.0, (TINY, 1.0), (0.0, 1 + TINY)),
         "share_views": (1, (1, 10**9), (0, 10**9 + 1)),
         "label_epsilon": (None, (None, TINY), (0.0,)),
@@ -153,7 +155,7 @@ RANGES: dict[type[Settings], dict[str, tuple[object, tuple, tuple]]] = {
         "distill_budget": (0.5, (TINY, 1 - TINY), (0.0, 1.0)),
         "distill_rounds": (20, (1, 10**6), (0, 10**6 + 1)),
         "distill_lr": (0.5, (TINY,), (0.0,)),
-        "distill_clip": (1.0, (TINY,), (0.0,)),
+        "distill_clip": (1.0, *BOUNDS),
         "distill_latent": (8, (1, 10**9), (0, 10**9 + 1)),
         "distill_penalty": (1.0, (0.0,), (-TINY,)),
     },
@@ -181,7 +183,7 @@ RANGES: dict[type[Settings], dict[str, tuple[object, tuple, tuple]]] = {
         "train_embedding": (False, (True,), (1,)),
         "standardize": ("none", ("private",), ("public",)),
         "standardize_noise": (8.0, (TINY,), (0.0,)),
-        "standardize_clip": (1.0, (TINY,), (0.0,)),
+        "standardize_clip": (1.0, *BOUNDS),
         "clients": (100, (1, 10**7), (0, 10**7 + 1)),
         "partition": (
             "dirichlet",

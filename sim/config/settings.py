@@ -111,7 +111,7 @@ class Data(Settings):
     noise"""
     standardize_noise: float = Field(8.0, gt=0)
     """noise on these statistics [multiples of standardize_clip]"""
-    standardize_clip: float = Field(1.0, gt=0)
+    standardize_clip: float = Field(1.0, ge=1e-6, le=1e30)
     """bound on a record's contribution to them [Euclidean norm of its channels' means and mean
     squares]"""
     clients: int = Field(100, ge=1, le=10**7)  # what a ledger can name
