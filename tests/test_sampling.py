@@ -1,12 +1,21 @@
 """Poisson batches: every record enters on its own, with the probability that is charged for."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
 from scipy import stats
 
+from mechanisms import contributions
+from mechanisms.arithmetic import FLOATS
+from mechanisms.entropy import SystemEntropy
 from mechanisms.randomness import generator, seed_key
 from mechanisms.sampling import Batch, CohortData, poisson
+from mechanisms.sharing import SharingPlan, SingleRecords
+from server.curator import Curator
+from tests import small
+from tests.test_sharing import Counted
 
 RATE, RECORDS, STEPS = 0.3, 100, 3000
 
@@ -176,3 +185,33 @@ def test_a_batch_may_be_empty():
 
 def test_sizes_are_those_of_the_clients_not_of_the_batch():
     assert data([1, 2, 3], [], [4]).sizes().tolist() == [3, 0, 1]
+
+
+def batch_of(coin: float, path) -> int:
+    return len(chosen(poisson(data([5]), [0.5], [Counted(coin)]))[0])
+
+
+def shared_by(coin: float, path) -> int:
+    plan = SharingPlan(0.0, 1.0, singly=True, share_rate=0.5)
+    source = SimpleNamespace(of=lambda purpose: [Counted(coin)])
+    release = SingleRecords(plan, torch.clone, 2)
+    return len(release([torch.ones(1, 3)], [torch.zeros(1).long()], source, FLOATS).records["y"])
+
+
+def sent_by(coin: float, path) -> int:
+    streams = SimpleNamespace(of=lambda purpose: [Counted(coin)])
+    return int(contributions.entering(SimpleNamespace(streams=streams, exact=lambda name: [0.5])))
+
+
+def entering(coin: float, path) -> int:
+    plans = small.plan_table(contributions.ContributionPlan(1.0, 1, 1.0, 1.0, "flat", 0.0, 0.5))
+    server = Curator(path, plans, 1.0, lambda nth: 1.0, None, 0.5, 1.0, float)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(SystemEntropy, "random", lambda self, size: np.full(size, coin))
+        return len(server.entering(1))
+
+
+@pytest.mark.parametrize("drawn", [batch_of, shared_by, sent_by, entering])
+def test_a_coin_that_equals_the_rate_decides_against(drawn, tmp_path):
+    """Coins are multiples of 2^-53 from 0 on: with it one more than is charged would decide for."""
+    assert drawn(0.5, tmp_path) == 0 and drawn(0.5 - 2.0**-53, tmp_path) == 1
