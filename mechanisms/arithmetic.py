@@ -261,7 +261,8 @@ class Grid:
         points = (change.double() / bound * units).round()
         points = torch.minimum(torch.maximum(points, -most), most)
         noisy = points.to(torch.int64) + streams.rounded(purpose, 1)[:, 0]
-        return noisy <= (threshold * units).floor().to(torch.int64)
+        edge = (threshold * units).floor().clamp(-grid.MAX_POINT, grid.MAX_POINT)
+        return noisy <= edge.to(torch.int64)
 
 
 FLOATS, GRID = Floats(), Grid()

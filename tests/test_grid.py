@@ -563,6 +563,17 @@ def test_a_test_whose_bound_is_less_than_a_point_of_the_grid_is_refused():
             GRID.below(change, LossTest([1.0, 1.0], noise, [0.0, 0.0]), Chosen(0, 0), "test")
 
 
+@pytest.mark.parametrize("beta", [1e9, 1e12, 1e300])
+def test_a_threshold_beyond_all_noise_decides_alone(beta):
+    """Kills one that overflows: a test that all pass then passed nobody."""
+    for sign in (1.0, -1.0):
+        test = LossTest([1e-3], [3.0], [sign * beta])
+        for side in (-1e-3, 1e-3):
+            change = torch.tensor([side], dtype=torch.float64)
+            streams = Streams(seed_key(0), 1, [0], CPU)
+            assert GRID.below(change, test, streams, "test").tolist() == [sign > 0]
+
+
 def test_a_test_on_the_grid_is_that_in_floats():
     """The same noise: draws of one stream, as floats and as whole numbers, decide alike."""
     streams = Streams(seed_key(0), 1, range(400), CPU)
