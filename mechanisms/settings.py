@@ -162,7 +162,7 @@ class Dpsur(Settings):
     """what is released: accept/reject bits too; accepted steps alone; rejected steps too"""
     dpsur_validation_rate: float = Field(1.0, gt=0, le=1)
     """probability that a record enters a trial's own test batch [per trial]"""
-    dpsur_validation_noise: float | None = Field(None, gt=0)
+    dpsur_validation_noise: float | None = Field(None, gt=0, le=1e6)
     """noise of the test [2 loss clips]; 'none': three times the noise multiplier"""
     dpsur_loss_clip: float = Field(0.001, gt=0)
     """C_v, bound on the tested change of the mean loss [nats]"""

@@ -43,7 +43,7 @@ class FedFed(Settings):
     nothing"""
     share_budget: float = Field(0.3, gt=0, lt=1)
     """what sharing may spend of epsilon; training gets the rest [share of epsilon]"""
-    share_noise: float | None = Field(None, gt=0)
+    share_noise: float | None = Field(None, gt=0, le=1e6)
     """noise on what is shared [share clips]; 'none': the least that share_budget pays for"""
     share_clip: float | None = Field(None, ge=1e-6, le=1e30)
     """bound on a shared record [Euclidean norm]; 'none': half that of a record of ones"""

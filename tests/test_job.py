@@ -225,6 +225,14 @@ def test_a_delta_is_large_from_one_over_all_clients_records_on(tmp_path, strict)
         built(tmp_path, delta=1 / 120, strict_delta=strict)
 
 
+def test_a_release_is_not_begun_with_more_noise_than_the_grid_takes(tmp_path):
+    """It would be refused when it is drawn, which is after the charge."""
+    given = {"epsilon": None, "noise_multiplier": 1e8}
+    with pytest.raises(ValueError, match=r"^noise_multiplier = 1e\+08 is too large for a release"):
+        built(tmp_path, release=True, **given)
+    assert built(tmp_path, **given).plans.plans[0].noise_multiplier == 1e8
+
+
 def test_a_release_is_not_begun_with_a_client_whose_sums_may_overflow(tmp_path, monkeypatch):
     sizes = built(tmp_path).partition.sizes
     monkeypatch.setattr(grid, "MAX_RECORDS", int(sizes.max()))

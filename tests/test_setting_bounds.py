@@ -63,7 +63,7 @@ RANGES: dict[type[Settings], dict[str, tuple[object, tuple, tuple]]] = {
     Dpsur: {
         "dpsur_accounting": ("visible", ("selective", "every-trial"), ("none",)),
         "dpsur_validation_rate": (1.0, (TINY, 1.0), (0.0, 1 + TINY)),
-        "dpsur_validation_noise": (None, (None, TINY), (0.0,)),
+        "dpsur_validation_noise": (None, (None, TINY, 1e6), (0.0, 1e6 + 1)),
         "dpsur_loss_clip": (1e-3, (TINY,), (0.0,)),
         "dpsur_beta": (-1.0, (-1e9, 1e9), ()),
         "dpsur_cap_share": (0.1, (TINY, 0.995 - TINY), (0.0, 0.995)),
@@ -143,7 +143,7 @@ RANGES: dict[type[Settings], dict[str, tuple[object, tuple, tuple]]] = {
     FedFed: {
         "shared_source": ("prototypes", ("distilled", "public", "none"), ("private",)),
         "share_budget": (0.3, (TINY, 1 - TINY), (0.0, 1.0)),
-        "share_noise": (None, (None, TINY), (0.0,)),
+        "share_noise": (None, (None, TINY, 1e6), (0.0, 1e6 + 1)),
         "share_clip": (None, (None, *BOUNDS[0]), BOUNDS[1]),
         "share_rate": (1.0, (TINY, 1.0), (0.0, 1 + TINY)),
         "share_views": (1, (1, 10**9), (0, 10**9 + 1)),
@@ -182,7 +182,7 @@ RANGES: dict[type[Settings], dict[str, tuple[object, tuple, tuple]]] = {
         "word_vectors": (None, (None, "glove.txt"), (3,)),
         "train_embedding": (False, (True,), (1,)),
         "standardize": ("none", ("private",), ("public",)),
-        "standardize_noise": (8.0, (TINY,), (0.0,)),
+        "standardize_noise": (8.0, (TINY, 1e6), (0.0, 1e6 + 1)),
         "standardize_clip": (1.0, *BOUNDS),
         "clients": (100, (1, 10**7), (0, 10**7 + 1)),
         "partition": (

@@ -109,7 +109,7 @@ class Data(Settings):
     standardize: Literal["none", "private"] = "none"
     """scale channels to mean 0 and variance 1, by statistics that clients release once with
     noise"""
-    standardize_noise: float = Field(8.0, gt=0)
+    standardize_noise: float = Field(8.0, gt=0, le=1e6)
     """noise on these statistics [multiples of standardize_clip]"""
     standardize_clip: float = Field(1.0, ge=1e-6, le=1e30)
     """bound on a record's contribution to them [Euclidean norm of its channels' means and mean

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from client import trace
-from mechanisms import personal
+from mechanisms import grid, personal
 from mechanisms.randomness import generator, seed_key
 from mechanisms.shares import least_answers
 from server.federation import asked
@@ -24,7 +24,7 @@ from sim.features.loading import load
 from sim.job.chunks import chunk_width, device_width, group
 from sim.job.copies import copy_on
 from sim.job.device import device_of, memory_of
-from sim.job.job import Job
+from sim.job.job import TRAIN, Job
 from sim.job.workers import workers_of
 from sim.models import personal as personal_models
 from sim.models.initial import start_from
@@ -64,7 +64,11 @@ def build(config: Config, workers: int | None = None, features: Path | None = No
         )
     prior = course.paid_before(config, plans)
     job = Job(config, dataset, parts, model, plans, (), holdout, prior=prior, held=held)
-    personal_models.mask(config, job.gradients.layout)  # before anything is written
+    layout = job.gradients.layout
+    personal_models.mask(config, layout)  # before anything is written
+    if config.run.release:
+        for plan in plans[TRAIN].plans:
+            grid.slack(layout.size, getattr(plan, "noise_multiplier", 0.0))  # refuses too much
     job = in_groups(job, workers)
     trust.aggregator(job)  # before anything is written: shares of noise may not fit
     return job
