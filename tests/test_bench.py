@@ -270,6 +270,18 @@ def test_a_finished_table_is_written_without_training(tmp_path, records, monkeyp
     assert run(path, out) == first
 
 
+def test_a_part_of_a_table_leaves_the_rest_in_it(tmp_path, records):
+    """What other rows and columns have given stays, of run directories and of result files; the
+    exit status is of what was requested. Kills a table of the requested cells alone."""
+    path, out, cells_ = recipe(tmp_path, records), tmp_path / "out", f"--cells={tmp_path / 'cells'}"
+    part = run(path, out, "--rows=DPSGD", "--columns=2", cells_)
+    assert [(line["row"], line["column"]) for line in part] == [("DPSGD", "2")]
+    whole = run(path, out, cells_)
+    assert len(whole) == 4 and whole[0] == part[0]
+    assert run(path, out, "--rows=DPSGD") == whole
+    assert run(path, tmp_path / "other", "--columns=8", cells_) == whole
+
+
 def test_a_table_of_many_clients_goes_on_in_its_folder(tmp_path, records, capsys):
     """How many clients are computed together is chosen by a run, and saved. Kills a comparison
     that takes it for another setting; one that is given is."""
@@ -306,6 +318,11 @@ def test_other_settings_need_another_folder(tmp_path, records, capsys):
         ({"[settings]": "[settings"}, (), ["small.toml is not a TOML file"]),
         ({}, ("--rows=DPIS",), ["--rows DPIS is not in 'Small'", "known: DPSGD"]),
         ({}, ("--rows=DPSGD, DPIS, 2",), ["--rows DPIS is not in 'Small'", "known: DPSGD"]),
+        (
+            {'name = "DPSGD"': 'name = "DPSGD"\ncolumns = ["8"]'},
+            ("--rows=DPSGD", "--columns=2"),
+            ["small.toml has no cell in --rows DPSGD and --columns 2: choose others"],
+        ),
         ({}, ("--processes=0",), ["processes = 0", "--processes"]),
     ],
 )

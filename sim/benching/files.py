@@ -13,14 +13,24 @@ from sim.benching.tries import Tries
 from sim.commands.bench import LEADERBOARD_SEEDS
 from sim.config.names import suggest
 from sim.config.papers import RECIPES
-from sim.config.recipe import PLOTS, Recipe, read
+from sim.config.recipe import PLOTS, Cell, Recipe, read
 
 
 class Table:
-    """A recipe with its runs and the files of its table."""
+    """A recipe with its runs and the files of its table.
+
+    Attributes:
+        rows, columns: names of the requested ones.
+        every: the runs of all cells.
+        runs: those of requested cells.
+
+    Raises:
+        ValueError: the recipe is invalid, or no cell is requested.
+    """
 
     def __init__(self, recipe: Path, given: argparse.Namespace):
-        self.recipe, self.stem = _chosen(read(recipe), given), recipe.stem
+        self.recipe, self.stem = read(recipe), recipe.stem
+        self.rows, self.columns = _chosen(self.recipe, given)
         self.budget = given.budget
         self.path = given.out / f"{self.stem}-{given.budget}"
         settings = {"data_dir": given.data_dir} if given.data_dir else {}
@@ -28,12 +38,17 @@ class Table:
         def runs(seeds: Sequence[int]) -> list[Run]:
             return plan(self.recipe, self.path, given.budget, seeds, settings, given.cells)
 
-        self.tries = None if given.tries is None else Tries(given.tries, runs([0]))
-        if self.tries is None:
-            self.runs = runs(given.seeds)
-        else:
+        self.every = runs(given.seeds)
+        self.runs = [run for run in self.every if self._asked(run.cell)]
+        if not self.runs:
+            raise ValueError(
+                f"{recipe} has no cell in --rows {', '.join(self.rows)} and --columns "
+                f"{', '.join(self.columns)}: choose others"
+            )
+        self.tries = None if given.tries is None else Tries(given.tries, self.runs)
+        if self.tries is not None:
             drawn = self.tries.drawn(self.file("tries.json"), self.path)
-            self.runs = [
+            self.every = self.runs = [
                 run
                 for run in runs([seed for *_, seed in drawn])
                 if (run.cell.row, run.cell.column, run.seed) in drawn
@@ -44,12 +59,23 @@ class Table:
         """The path of the table's ``md``, ``csv`` or ``svg``."""
         return self.path.with_name(f"{self.path.name}.{kind}")
 
+    @property
+    def lines(self) -> list[table.Line]:
+        """The requested cells, and all others that have results."""
+        every = table.lines(self.every, self.faults)
+        return [line for line in every if line.results or self._asked(line.cell)]
+
+    def _asked(self, cell: Cell) -> bool:
+        return cell.row in self.rows and cell.column in self.columns
+
     def write(self) -> bool:
-        """Write table and plot in their current state; returns whether all cells are complete."""
+        """Write table and plot in their current state; returns whether all requested cells are
+        complete."""
         from sim.showing import plots
 
         recipe, plot, budget = self.recipe, self.recipe.plot, self.budget
-        lines = table.lines(self.runs, self.faults)
+        lines = self.lines
+        complete = all(line.complete for line in lines if self._asked(line.cell))
         durable.make_folder(self.path.parent)
         durable.write(self.file("md"), table.markdown(recipe, budget, lines).encode())
         durable.write(self.file("csv"), table.as_csv(recipe, budget, lines).encode())
@@ -60,12 +86,12 @@ class Table:
         ticks = [column.name for column in recipe.columns] if places else []
         draw = plots.boxes if plot == table.BOXES else plots.curves
         found, metrics = table.points(recipe, lines), table.metrics(lines)
-        if plot not in (*PLOTS, *metrics) and all(line.complete for line in lines):
+        if plot not in (*PLOTS, *metrics) and complete:
             fault = f"plot = {plot!r} draws nothing, as no run has a metric of this name"
             warnings.warn(f"{fault}: {suggest(plot, (*PLOTS, *metrics))}", stacklevel=1)
         picture = draw(found, x, y, ticks)
         durable.write(self.file("svg"), plots.svg(picture))
-        return all(line.complete for line in lines)
+        return complete
 
 
 def listed(given: argparse.Namespace, tables: Sequence[Table]) -> Sequence[Table]:
@@ -83,25 +109,24 @@ def write_page(given: argparse.Namespace, tables: Sequence[Table]) -> None:
     """Write the leaderboard of these tables if a page was requested."""
     if given.page is not None:
         known = [
-            leaderboard.Table(one.stem, one.budget, table.lines(one.runs, {}), missing(one.runs))
+            leaderboard.Table(one.stem, one.budget, table.lines(one.every, {}), missing(one.every))
             for one in tables
         ]
         durable.write(given.page, leaderboard.page(known).encode())
 
 
-def _chosen(recipe: Recipe, given: argparse.Namespace) -> Recipe:
-    """The recipe with the requested rows and columns only."""
-    parts = {}
+def _chosen(recipe: Recipe, given: argparse.Namespace) -> list[list[str]]:
+    """The names of the requested rows, and of the requested columns."""
+    chosen = []
     for kind, wanted in (("rows", given.rows), ("columns", given.columns)):
-        known = {one.name: one for one in getattr(recipe, kind)}
+        known = [one.name for one in getattr(recipe, kind)]
         try:
-            names = known if wanted is None else list(_names(wanted, known))
+            chosen.append(known if wanted is None else list(_names(wanted, known)))
         except KeyError as unknown:
             (name,) = unknown.args
             fault = f"--{kind} {name} is not in {recipe.title!r}"
             raise ValueError(f"{fault}: {suggest(name, known)}") from None
-        parts[kind] = tuple(one for name, one in known.items() if name in names)
-    return recipe.model_copy(update=parts)
+    return chosen
 
 
 def _names(text: str, known: Container[str]) -> Iterator[str]:

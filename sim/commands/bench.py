@@ -43,8 +43,8 @@ def parser(program: str) -> argparse.ArgumentParser:
         default="certified",
         help="which epsilon the budget bounds: the proved one (default), or the paper's claim",
     )
-    new.add_argument("--rows", help="only these rows, such as DPSGD,DPSUR")
-    new.add_argument("--columns", help="only these columns, such as 3,4")
+    new.add_argument("--rows", help="train only these rows, such as DPSGD,DPSUR")
+    new.add_argument("--columns", help="train only these columns, such as 3,4")
     cores, out = os.cpu_count() or 1, Path("runs/bench")
     new.add_argument("--processes", type=int, default=cores, help="runs at a time (CPU cores)")
     new.add_argument(
