@@ -313,6 +313,12 @@ def test_other_settings_need_another_folder(tmp_path, records, capsys):
         ({"rounds = 3": "clients = 3"}, (), ["clients is 3", "sim.run"]),
         ({"paper_cells = { 8": "paper_cells = { 9"}, (), ["small.toml", "'9' is no row or column"]),
         ({'name = "8"': 'name = "2"'}, (), ["small.toml", "column '2' has the name of another"]),
+        (
+            {'name = "8"': 'name = "50 %"\nreach = 50', 'name = "2"': 'name = "Reach"'}
+            | {"settings = { epsilon = 8.0 }": "", "{ 8 = [": '{ "50 %" = ['},
+            (),
+            ["small.toml", "column 'Reach' has the name of the folder in which '50 %' is measured"],
+        ),
         ({"title": "titel"}, (), ["small.toml", "title"]),
         ({"[settings]": "plto = 1\n[settings]"}, (), ["plto: unknown", "did you mean plot?"]),
         ({"[settings]": "[settings"}, (), ["small.toml is not a TOML file"]),

@@ -11,7 +11,7 @@ from sim.benching import kept
 from sim.benching.kept import FREE, Result
 from sim.config.configuration import Config, differences, load
 from sim.config.fields import SETTINGS
-from sim.config.recipe import Cell, Recipe, Values, cells, checked, slug
+from sim.config.recipe import SHARED, Cell, Recipe, Values, cells, checked, slug
 
 OURS = frozenset(("budget", "name", "out", "quiet", "seed"))
 """Settings that a recipe has no say in."""
@@ -91,7 +91,7 @@ def plan(
     runs = []
     for cell in cells(recipe, budget):
         for seed in seeds:
-            column = "reach" if cell.reach is not None else slug(cell.column)
+            column = SHARED if cell.reach is not None else slug(cell.column)
             name = f"{slug(cell.row)}_{column}_seed-{seed}"
             fixed: Values = {"budget": budget, "seed": seed, "out": str(folder), "name": name}
             fixed |= {"engine": cell.settings.get("engine", "inline"), "quiet": True}

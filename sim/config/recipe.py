@@ -66,6 +66,10 @@ PLOTS = {
 """Values of ``plot``; any other is a metric of the mechanism, by round with a line per cell."""
 
 
+SHARED = "reach"
+"""In names of folders: all columns with ``reach``, which share a training."""
+
+
 class Column(Settings):
     """A column of a recipe."""
 
@@ -129,6 +133,13 @@ class Recipe(Settings):
                     raise ValueError(
                         f"{kind} {name!r} has the name of another in letters and digits: rename one"
                     )
+        shared = [column.name for column in self.columns if column.reach is not None]
+        for column in self.columns:
+            if shared and column.reach is None and slug(column.name) == SHARED:
+                raise ValueError(
+                    f"column {column.name!r} has the name of the folder in which {shared[0]!r} is "
+                    "measured: rename it"
+                )
         used = [
             (name, columns)
             for row in self.rows
