@@ -341,6 +341,25 @@ def test_faults_are_one_line_before_anything_runs(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("flag", ["out", "cells", "page"])
+def test_what_cannot_be_written_is_refused_before_anything_runs(tmp_path, records, capsys, flag):
+    """It was found out once the first cell had been trained."""
+    (tmp_path / "file").touch()
+    place, folder = f"--{flag}={tmp_path / 'file' / 'x' / 'y'}", tmp_path / "out"
+    run(recipe(tmp_path, records), folder, place, expected=2)
+    said = capsys.readouterr().err
+    assert f"{flag} = {tmp_path}/file/x" in said and f"give --{flag} a writable folder" in said
+    assert said.count("\n") == 1 and not list(folder.glob("*"))
+
+
+def test_the_folder_of_a_page_is_made(tmp_path, records):
+    page = tmp_path / "site" / "page.md"
+    run(
+        recipe(tmp_path, records), tmp_path / "out", "--rows=DPSGD", "--columns=2", f"--page={page}"
+    )
+    assert page.is_file()
+
+
 def test_a_plot_of_nothing_is_said_once_its_runs_are_done(tmp_path, records):
     path, out = recipe(tmp_path, records, title='plot = "acceptance_rat"\ntitle'), tmp_path / "out"
     said = "plot = 'acceptance_rat' draws nothing"

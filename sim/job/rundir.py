@@ -59,16 +59,25 @@ def make_parent(config: Config) -> Path:
     Raises:
         ValueError: it cannot be created or written.
     """
-    parent = Path(config.run.out)
+    return make_writable("out", Path(config.run.out))
+
+
+def make_writable(name: str, folder: Path) -> Path:
+    """The folder that the flag ``name`` gives, or its file is in, created if missing.
+
+    Raises:
+        ValueError: it cannot be created or written.
+    """
+    remedy = f"give --{name} a writable folder"
     try:
-        durable.make_folder(parent)
+        durable.make_folder(folder)
     except OSError as fault:
         raise ValueError(
-            f"out = {parent} cannot be created ({fault.strerror}): give --out a writable folder"
+            f"{name} = {folder} cannot be created ({fault.strerror}): {remedy}"
         ) from None
-    if not os.access(parent, os.W_OK | os.X_OK):
-        raise ValueError(f"out = {parent} cannot be written: give --out a writable folder")
-    return parent
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise ValueError(f"{name} = {folder} cannot be written: {remedy}")
+    return folder
 
 
 def create(folder: Path, job: Job, exactly: bool = False) -> Path:
