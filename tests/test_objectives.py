@@ -64,6 +64,14 @@ def centred(outputs, targets):
     return (outputs - outputs.mean(0) - targets).square().mean(1)
 
 
+EXTRA: torch.Tensor | None = None
+
+
+def shifted(outputs, targets):
+    targets += 1.0
+    return (outputs - targets).abs().sum(1) if EXTRA is None else EXTRA
+
+
 def wrong(outputs, targets):
     return outputs @ targets
 
@@ -210,6 +218,19 @@ def test_a_metric_of_one_s_own_sees_all_test_records(tmp_path, monkeypatch):
     assert jobs[0].config.data.metric_name == "largest_error"
     with pytest.raises(ValueError, match=r"metric = '.*:wrong' fails \(RuntimeError"):
         build(configured(None, given[0] | {"metric": f"{__name__}:wrong"}))
+
+
+def test_a_metric_has_the_same_form_in_each_round(tmp_path, monkeypatch):
+    """The mean of whatever it gave was taken. Kills a check before the run alone, and targets that
+    a metric has written over in later rounds."""
+    metric = f"{__name__}:shifted"
+    job = build(configured(None, settings(tmp_path, f"{__name__}:absolute", metric=metric)))
+    params = job.gradients.layout.initial(job.model).numpy()
+    assert training.evaluate(job, params) == training.evaluate(job, params)
+    for given, shape in ((torch.zeros(3), r"\(3,\)"), (torch.zeros(0), r"\(0,\)")):
+        monkeypatch.setitem(globals(), "EXTRA", given)
+        with pytest.raises(ValueError, match=f"shifted' gives {shape} for .* must give a number"):
+            training.evaluate(job, params)
 
 
 @pytest.mark.parametrize(

@@ -136,15 +136,25 @@ def evaluate(job: Job, params: np.ndarray) -> tuple[float, float]:
 
 
 def _whole(job: Job, outputs: torch.Tensor, targets: torch.Tensor) -> float:
-    """The user's own metric of all test records."""
+    """The user's own metric of all test records, which it may write over.
+
+    Raises:
+        ValueError: it fails, or gives neither a number nor one for each record.
+    """
+    shape, size = tuple(outputs.shape), len(targets)
     try:
-        found = job.objective.metric(outputs, targets)
-        return float(torch.as_tensor(found, dtype=torch.float64).mean())
+        found = torch.as_tensor(job.objective.metric(outputs, targets.clone())).detach().double()
     except (Exception, SystemExit) as error:  # the user's code can raise anything
         raise ValueError(
             f"metric = {job.config.data.metric!r} fails ({one_line(error)}) on outputs of shape "
-            f"{tuple(outputs.shape)} and targets of shape {tuple(targets.shape)}: correct it"
+            f"{shape} and targets of shape {tuple(targets.shape)}: correct it"
         ) from error
+    if found.numel() != 1 and found.shape != (size,):
+        raise ValueError(
+            f"metric = {job.config.data.metric!r} gives {tuple(found.shape)} for {size} records, "
+            f"and must give a number, or one for each, ({size},): take the mean, for instance"
+        )
+    return float(found.mean())
 
 
 def node(job: Job, group: int, run_dir: Path, mechanism: Mechanism | None = None) -> Node:
