@@ -51,6 +51,12 @@ class ExitsLater(Own):
         return super().forward(x)
 
 
+class Infinite(Own):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer.bias.data.fill_(torch.inf)
+
+
 class Double(Own):
     def __init__(self) -> None:
         super().__init__()
@@ -229,6 +235,7 @@ REFUSED = [
     ("ExitsAtOnce", [], "cannot be built (SystemExit: "),
     ("ExitsLater", [], "fails when it is tried on records (SystemExit: 3)"),
     ("Double", [], "layer.weight is of torch.float64, not torch.float32: make it so"),
+    ("Infinite", [], "layer.bias is not finite before training: correct its constructor"),
     ("Halves", [], "output is of torch.float16, not torch.float32: make it so"),
     ("Own", ["--epochs=1e6", "--sample-rate=0.5"], "at most 1000000 are possible: give fewer --ep"),
     ("Own", ["--rounds=99999999999999999999"], "at most 1000000: "),

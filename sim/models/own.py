@@ -78,6 +78,10 @@ def build_own(
             raise ValueError(
                 f"model = {name!r}: {own} is of {tensor.dtype}, not torch.float32: make it so"
             )
+        if own != "output" and not tensor.isfinite().all():
+            raise ValueError(
+                f"model = {name!r}: {own} is not finite before training: correct its constructor"
+            )
     return module.train()
 
 
