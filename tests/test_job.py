@@ -332,3 +332,9 @@ def test_clients_step_by_the_optimizer_that_was_asked_for(tmp_path, given, expec
         direction, state = optimizer.update(gradient, state)
         found.append(float(direction[0, 0]))
     assert found == pytest.approx(expected, rel=1e-4)
+
+
+def test_more_groups_than_clients_are_refused(tmp_path):
+    assert len(built(tmp_path, clients=4, groups=4).groups) == 4
+    with pytest.raises(ValueError, match=r"^groups is 5, but there are 4 clients .* --groups 4, "):
+        built(tmp_path, clients=4, groups=5)

@@ -186,7 +186,8 @@ def in_groups(job: Job, workers: int | None = None) -> Job:
     """The job with its clients in chunks and groups, recorded in its configuration.
 
     Raises:
-        ValueError: the model or the loss mixes records, or the user's own metric fails.
+        ValueError: the model or the loss mixes records, the user's own metric fails, or there are
+            more groups than clients.
     """
     config, sizes = job.config, job.partition.sizes
     alone = config.run.release and config.privacy.unit == "client"  # nobody moves another's bits
@@ -197,6 +198,11 @@ def in_groups(job: Job, workers: int | None = None) -> Job:
         _refuse_varying(job)
         width = 1 if alone or single else config.run.chunk_clients or clients_at_a_time(job)
     chunks = math.ceil(len(sizes) / width)
+    if (config.run.groups or 1) > len(sizes):
+        raise ValueError(
+            f"groups is {config.run.groups}, but there are {len(sizes)} clients to form them: use "
+            f"at most --groups {len(sizes)}, or as many Flower nodes"
+        )
     if single:
         _check_single(config, len(sizes))
         workers = len(sizes)
