@@ -36,6 +36,8 @@ class Mechanism:
         searches: whether a client's own losses choose the step size, so that no guide may steer it.
         settings: the class of its own settings, for a mechanism outside the project
             (``mechanism_settings``).
+        patience: attempts at each planned step, on average over a round, after which a round has no
+            end; None where its end is proved.
     """
 
     plan: Callable[[Terms, float], Plan]
@@ -55,6 +57,7 @@ class Mechanism:
     private: bool = True
     searches: bool = False
     settings: type[Settings] | None = None
+    patience: int | None = None
 
 
 def local_round(
@@ -67,13 +70,27 @@ def local_round(
 
     ``resume`` turns the fresh state at the start into one with what clients kept from earlier
     rounds.
+
+    Raises:
+        ValueError: it has no end.
     """
     state, tried = resume(mechanism.start(cohort, params)), 0
     while (going := _going(mechanism, cohort, state, tried)).any():
         after = mechanism.step(cohort, state)
         state = after if going.all() else after.where(place(going, params.device), state)
         tried += 1
+        if mechanism.patience is not None:
+            _check_end(cohort, tried, mechanism.patience)
     return state
+
+
+def _check_end(cohort: Cohort, tried: int, patience: int) -> None:
+    steps = max(plan.steps for plan in cohort.plans)
+    if tried > patience * steps:
+        raise ValueError(
+            f"a mechanism of your own goes on after {tried} attempts at {steps} steps of a round: "
+            "have its active end, or its plan have more steps"
+        )
 
 
 def _going(mechanism: Mechanism, cohort: Cohort, state: LocalState, tried: int) -> torch.Tensor:

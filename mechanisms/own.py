@@ -12,6 +12,9 @@ from mechanisms.mechanism import Mechanism
 from mechanisms.plan import Plan, Terms
 from mechanisms.plugins import one_line
 
+PATIENCE = 1000
+"""Attempts at each planned step, on average over a round, after which a round has no end."""
+
 
 def checked(name: str, given: Mechanism) -> Mechanism:
     """The mechanism, which raises a ValueError where it fails or returns what cannot be used."""
@@ -56,7 +59,7 @@ def checked(name: str, given: Mechanism) -> Mechanism:
 
         def active(cohort: Cohort, state: LocalState) -> torch.Tensor:
             with _naming(name):
-                return _of_clients(asked(cohort, state), cohort, "active")
+                return _paid(_of_clients(asked(cohort, state), cohort, "active"), cohort, state)
 
     return replace(
         given,
@@ -67,6 +70,7 @@ def checked(name: str, given: Mechanism) -> Mechanism:
         metrics=metrics,
         realized=realized,
         calibrate=calibrate,
+        patience=PATIENCE,
     )
 
 
@@ -92,6 +96,17 @@ def _state(found: LocalState, clients: int, size: int) -> LocalState:
         shape = tuple(found.params.shape)
         raise TypeError(f"it returns params of shape {shape}, not {(clients, size)}")
     return found
+
+
+def _paid(going: torch.Tensor, cohort: Cohort, state: LocalState) -> torch.Tensor:
+    """Who goes on, none of them beyond the steps of its plan."""
+    steps = cohort.plan("steps")
+    if (going.bool() & (state.taken >= steps)).any():
+        raise TypeError(
+            f"active goes on after {state.taken.max():g} steps, and its plan has {steps.max():g}, "
+            "for which it pays"
+        )
+    return going
 
 
 def _of_clients(found: torch.Tensor, cohort: Cohort, what: str) -> torch.Tensor:

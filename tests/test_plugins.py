@@ -107,6 +107,10 @@ BAD_START = replace(PLAIN, start=lambda cohort, params: params)
 BAD_STEP = replace(PLAIN, step=lambda cohort, state: state.remembered)
 BAD_SHAPE = replace(PLAIN, step=lambda cohort, state: replace(state, params=state.params[:, 1:]))
 BAD_ACTIVE = replace(PLAIN, active=lambda cohort, state: state.taken[:1] < 1)
+MORE_STEPS = replace(PLAIN, active=lambda cohort, state: state.taken < 3)
+ENDLESS = replace(
+    PLAIN, step=lambda cohort, state: state, active=lambda cohort, state: state.taken < 1
+)
 BAD_METRIC = replace(PLAIN, metrics=lambda cohort, state: {"size": state.params.mean()})
 BAD_REALIZED = replace(PLAIN, realized=lambda cohort, state: [])
 CLAIMED = charging(lambda noise: PaperClaim(0.5, noise))
@@ -426,6 +430,10 @@ def test_a_strategy_that_fails_late_is_named(what, said):
         ("BAD_STEP", "AttributeError: 'LocalState' object has no attribute 'remembered'"),
         ("BAD_SHAPE", r"TypeError: it returns params of shape \(5, 649\), not \(5, 650\)"),
         ("BAD_ACTIVE", r"TypeError: active is \(1,\), not a tensor of shape \(5,\)"),
+        (
+            "MORE_STEPS",
+            "TypeError: active goes on after 2 steps, and its plan has 2, for which it pays",
+        ),
         ("BAD_METRIC", r"TypeError: metric 'size' is \(\), not a tensor of shape \(5,\)"),
         ("BAD_REALIZED", "TypeError: it realized 0 charges for 5 clients"),
     ],
@@ -433,6 +441,13 @@ def test_a_strategy_that_fails_late_is_named(what, said):
 def test_a_mechanism_that_fails_in_a_round_is_named(name, said):
     with pytest.raises(ValueError, match=rf"^mechanism = 'mine:{name}' fails \({said}\): correct"):
         run(name, "--mechanism", f"mine:{name}", "--chunk-clients", "5", "--groups", "1")
+
+
+@pytest.mark.usefixtures("no_report")
+def test_a_round_that_never_ends_is_refused():
+    """It hung. A mechanism that rejects may take many attempts at a step."""
+    with pytest.raises(ValueError, match="goes on after 2001 attempts at 2 steps of a round: have"):
+        run("endless", "--mechanism", "mine:ENDLESS")
 
 
 @pytest.mark.usefixtures("no_report")
