@@ -116,9 +116,14 @@ def _arrays(arrays: dict[str, np.ndarray]) -> ArrayRecord:
     return ArrayRecord({name: Array(array) for name, array in arrays.items()})
 
 
-def client_app(node_of: NodeOf, keeps: Callable[[], bool] = lambda: False) -> ClientApp:
+def client_app(
+    node_of: NodeOf,
+    keeps: Callable[[], bool] = lambda: False,
+    consent: Callable[[Mapping[str, Any]], None] = lambda config: None,
+) -> ClientApp:
     """A ClientApp that trains a group on ``train``, and on ``query`` says which group it hosts, and
-    whether it ``keeps`` its ledger where the server does not see it.
+    whether it ``keeps`` its ledger where the server does not see it. If a query has a run's
+    configuration, it answers with the error of ``consent`` where that refuses it.
 
     The group comes from the Flower node's configuration: the simulation engine sets it; elsewhere
     ``--node-config "partition-id=0 num-partitions=2"`` does.
@@ -135,6 +140,8 @@ def client_app(node_of: NodeOf, keeps: Callable[[], bool] = lambda: False) -> Cl
 
     @app.query()
     def query(message: Message, context: Context) -> Message:
+        if message.content.config_records:
+            consent(settings_of(message.content))
         place = _place(context) | {KEEPS: keeps()}
         return Message(RecordDict({"config": ConfigRecord(place)}), reply_to=message)
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from flwr.app import Context, Message, MessageType, RecordDict
+from flwr.app import ConfigRecord, Context, Message, MessageType, RecordDict
 from flwr.serverapp import Grid, ServerApp
 
 from client.app import KEEPS, decode_upload, encode_request, settings_of
@@ -113,6 +113,21 @@ def _hosts(places: Mapping[int, _Place]) -> list[Host | None]:
         if hosts[group] is None:
             hosts[group] = Host(node, keeps)
     return hosts
+
+
+def consult(grid: Grid, nodes: Sequence[int], run: Mapping[str, str]) -> None:
+    """Ask the groups' nodes about a run, before anything of it is written.
+
+    Raises:
+        RuntimeError: one refuses it (its group and the reason are named).
+    """
+    content = RecordDict({"config": ConfigRecord(dict(run))})
+    messages = [
+        Message(content, node, MessageType.QUERY, group_id=f"group {group}")
+        for group, node in enumerate(nodes)
+    ]
+    for reply in grid.send_and_receive(messages):
+        _content(reply, reply.metadata.group_id)
 
 
 def exchange_over(grid: Grid, nodes: Sequence[int], run: dict[str, str]) -> Exchange:

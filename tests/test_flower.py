@@ -600,6 +600,18 @@ def test_a_fault_in_the_run_configuration_leaves_nothing(tmp_path, config, messa
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("given", [{"out": "elsewhere"}, {"data_dir": "elsewhere"}])
+def test_what_a_node_refuses_leaves_nothing(tmp_path, monkeypatch, given):
+    """It was found out in the first round, and a run directory was left."""
+    monkeypatch.setenv(policy.FOLDER, str(tmp_path / "own"))
+    (tmp_path / "elsewhere").mkdir()
+    paths = {"out": "own"} | given
+    paths = {name: str(tmp_path / path) for name, path in paths.items()}
+    with pytest.raises(RuntimeError, match=r"^group 0 failed: .* is not below .*own"):
+        serve(LocalGrid({4: place(0), 8: place(1)}), **paths, clients=4, rounds=1, name="one")
+    assert not [path for path in tmp_path.rglob("*") if path.name not in ("own", "elsewhere")]
+
+
 def test_nodes_are_waited_for_as_long_as_their_grid_says(tmp_path, monkeypatch):
     """Ray tells of workers that fail; other grids are given up after a while."""
     monkeypatch.setattr(app, "PATIENCE", 0.125)

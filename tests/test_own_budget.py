@@ -347,6 +347,15 @@ def files(folder: Path) -> dict[str, bytes]:
     return {str(p): p.read_bytes() for p in folder.rglob("*.jsonl") if p.is_file()}
 
 
+def test_a_node_with_a_policy_but_no_client_idles(tmp_path, nodes, settings):
+    """The server looked for its ledger."""
+    asked = settings | APART | {"out": str(tmp_path / "server"), "clients": 1, "rounds": 1}
+    serve(nodes, **asked, name="few")
+    assert (tmp_path / "server" / "few" / "summary.json").is_file() and not (
+        tmp_path / "own-1"
+    ).exists()
+
+
 def test_nodes_share_no_folder_and_count_over_all_runs(tmp_path, nodes, settings):
     """The server learns what was paid from what it asked for. A run of another name, seed and
     number of clients begins with what is left, and an interrupted one goes on as it was."""

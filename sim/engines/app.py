@@ -22,7 +22,7 @@ from pydantic import ValidationError
 
 from client.app import client_app
 from client.messages import Answering
-from server.app import PATIENCE, exchange_over, find_groups, server_app
+from server.app import PATIENCE, consult, exchange_over, find_groups, server_app
 from sim.commands.flags import Request, parse
 from sim.config.configuration import check_in_use
 from sim.config.fields import Config
@@ -87,6 +87,7 @@ def _serve(context: Context, grid: Grid) -> None:
 
     Raises:
         ValueError: a user error, before the run directory is created; or training diverged.
+        RuntimeError: a node refuses, before that, too; or it has failed.
     """
     request = _asked(context.run_config)
     from server.noting import noting
@@ -95,21 +96,24 @@ def _serve(context: Context, grid: Grid) -> None:
 
     folder = (request.resume or rundir.choose(request.config)).resolve()
     nodes = find_groups(grid, getattr(grid, "patience", PATIENCE))
-    keeping = [group for group, host in enumerate(nodes) if host.keeps]
     config = request.config if request.resume else _with_groups(request.config, len(nodes))
     job = _job(config.model_dump_json())
     if len(job.groups) > len(nodes):
         raise ValueError(
             f"{folder} has {len(job.groups)} groups, but only {len(nodes)} Flower nodes answered"
         )
+    nodes = nodes[: len(job.groups)]  # others have no client
+    keeping = [group for group, host in enumerate(nodes) if host.keeps]
     if keeping:  # the nodes refuse it as well
         policy.refuse_unprotected(job.config)
         policy.check_alone(job)
-    if not request.resume:
-        folder = rundir.create(folder, job)
     # the nodes have no file of budgets
     config = config.model_copy(update={"privacy": job.config.privacy})
     settings = {"settings": config.model_dump_json(), "run_dir": str(folder)}
+    if not request.resume:
+        consult(grid, [host.node for host in nodes], settings)
+        folder = rundir.create(folder, job)
+        settings["run_dir"] = str(folder)
     exchange = exchange_over(grid, [host.node for host in nodes], settings)
     if keeping:
         files = manifest.ledger_files(folder, job)
@@ -118,6 +122,7 @@ def _serve(context: Context, grid: Grid) -> None:
 
 
 def _with_groups(config: Config, groups: int) -> Config:
+    groups = min(groups, config.data.clients)
     return config.model_copy(update={"run": config.run.model_copy(update={"groups": groups})})
 
 
@@ -189,6 +194,11 @@ def _node_of(config: Mapping[str, Any], context: Context) -> Answering:
     return Budgeted(budget, folder, job.plans, lambda: Host(job, folder).node(group, TRAIN))
 
 
+def _consent(config: Mapping[str, Any]) -> None:
+    """Refuse what this node is not to do."""
+    policy.check(_settings(config["settings"]), Path(config["run_dir"]), policy.own())
+
+
 def check_shared(run_dir: Path, group: int) -> None:
     """Refuse to host a group where the server would not see what it writes.
 
@@ -204,4 +214,4 @@ def check_shared(run_dir: Path, group: int) -> None:
 
 
 server = server_app(_serve)
-client = client_app(_node_of, lambda: policy.own() is not None)
+client = client_app(_node_of, lambda: policy.own() is not None, _consent)
