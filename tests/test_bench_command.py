@@ -5,6 +5,7 @@ import csv
 import dataclasses
 import json
 import os
+import shutil
 import time
 from datetime import datetime
 from pathlib import Path
@@ -324,6 +325,19 @@ def test_a_damaged_result_file_is_named(tmp_path, capsys, text):
     assert main_guard(bench.command, [str(path), "--seeds=4", f"--cells={cells}"]) == 2
     err = capsys.readouterr().err
     assert err.startswith(f"error: {file} is no result file (") and err.count("\n") == 1
+
+
+@pytest.mark.parametrize("wrong", [{"accuracy": "0.9"}, {"epsilon_certified": ["x"]}])
+def test_a_result_file_with_texts_for_numbers_is_named(tmp_path, capsys, wrong):
+    """The table failed, with a TypeError and without the file's name."""
+    path, flags = finished(tmp_path), ["--seeds=4,7", f"--cells={tmp_path / 'cells'}"]
+    assert command(tmp_path, str(path), *flags) == 0
+    file = tmp_path / "cells" / "small-certified" / "a_3_seed-4.json"
+    content = json.loads(file.read_text())
+    file.write_text(json.dumps(content | {"summary": content["summary"] | wrong}))
+    shutil.rmtree(tmp_path / "out")
+    assert main_guard(bench.command, [str(path), *flags, f"--out={tmp_path / 'out'}"]) == 2
+    assert f"{file} is no result file (TypeError: '" in capsys.readouterr().err
 
 
 def test_a_damaged_record_of_a_round_is_named(tmp_path, capsys):

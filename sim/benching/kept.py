@@ -9,6 +9,7 @@ import functools
 import hashlib
 import json
 import subprocess
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -103,12 +104,25 @@ def _read(path: Path, changed: int) -> tuple[str, Result]:
     try:
         content = json.loads(path.read_text())
         rounds = tuple(RoundRecord.from_json(_long(one)) for one in content["rounds"])
-        return content["digest"], Result(Summary.from_json(content["summary"]), rounds)
+        summary = Summary.from_json(content["summary"])
+        _check_numbers(summary, rounds)
+        return content["digest"], Result(summary, rounds)
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as fault:
         raise ValueError(
             f"{path} is no result file ({type(fault).__name__}: {fault}): restore it, or remove it "
             "to train the cell again"
         ) from None
+
+
+def _check_numbers(summary: Summary, rounds: Sequence[RoundRecord]) -> None:
+    figures = [summary.accuracy, summary.seconds, summary.rounds]
+    figures += [*summary.epsilon_certified, *summary.epsilon_published]
+    for one in rounds:
+        figures += [one.accuracy, one.epsilon_certified_max, one.epsilon_published_max]
+        figures += one.metrics.values()
+    for figure in figures:
+        if not isinstance(figure, int | float | None):
+            raise TypeError(f"{figure!r} is no number")
 
 
 @functools.cache
