@@ -137,7 +137,12 @@ def test_clients_of_many_sizes_meet_their_budget_whatever_their_runs_consist_of(
 
 
 @pytest.mark.parametrize(
-    ("mechanism", "own"), [("dpis", Dpis(dpis_clip=1.0)), ("dpagd", Dpagd()), ("dpsur", Dpsur())]
+    ("mechanism", "own"),
+    [
+        ("dpis", Dpis(dpis_clip=1.0)),
+        ("dpagd", Dpagd()),
+        pytest.param("dpsur", Dpsur(), marks=pytest.mark.slow),
+    ],
 )
 def test_together_they_get_hardly_more_noise_than_each_alone(mechanism, own):
     """Over a wide spread of sizes, down to clients whose every record enters every step."""

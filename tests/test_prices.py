@@ -46,7 +46,7 @@ RUNS = {
     "dpsur selective": "--mechanism dpsur --dpsur-accounting selective --dpsur-validation-noise 2",
     "dpis": "--mechanism dpis",
     "dphero": "--mechanism dphero --hero-clipping isotropic --hero-floor 0.4",
-    "screening": "--mechanism screening",
+    "screening": "--mechanism screening --noise-multiplier 20 --epsilon none",
     "dpagd": "--mechanism dpagd",
 }
 CLAIMS = (PaperClaim.kind, ClassicClaim.kind)

@@ -57,6 +57,7 @@ def test_no_test_makes_more_of_a_curve_and_one_makes_as_much(name, turned):
         assert most[place] - least < 1.08 * (found - least)
 
 
+@pytest.mark.slow
 def test_laws_of_a_cover_are_whole_and_hold_what_is_asked():
     trial = trials.tested(HIDDEN)
     assert trial is not None
