@@ -166,6 +166,13 @@ def test_where_nothing_but_the_error_is_left_epsilon_is_where_delta_pays_for_it(
     assert error * math.exp(losses._log_most(theta) - theta * found) == pytest.approx(delta)
 
 
+def test_both_sums_from_the_end_err_to_the_safe_side(monkeypatch):
+    """With all mass at loss 1, delta is ``1 - e^(eps - 1)``."""
+    monkeypatch.setattr(losses, "SUMS", 0.1)
+    found = losses._solve(np.array([0.0, math.e]), np.array([0.0, 1.0]), 0.0, 1.0, 0.0, 0.5)
+    assert found == pytest.approx(1 + math.log((1.1 - 0.5) / 0.9), rel=1e-6)
+
+
 def test_errors_and_losses_beyond_all_are_paid_for(monkeypatch):
     """Each kind of error, made large, makes epsilon larger."""
     steps = {(0.2, 1.0): 20}
