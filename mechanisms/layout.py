@@ -30,7 +30,20 @@ class Layout:
 
     @classmethod
     def of(cls, module: nn.Module) -> "Layout":
-        """The layout of `module`. Raises ValueError if it has no trainable parameter."""
+        """The layout of `module`.
+
+        Raises:
+            ValueError: it has no trainable parameter, or a layer with parameters at two places,
+                which `torch.func.functional_call` leaves without them.
+        """
+        places = dict[nn.Module, str]()
+        for path, layer in module.named_modules(remove_duplicate=False):
+            first = places.setdefault(layer, path)
+            if first != path and any(True for _ in layer.parameters()):
+                raise ValueError(
+                    f"layer '{path}' is layer '{first}' again: keep it under one name, and call it "
+                    "twice in forward, or have two layers share its tensors"
+                )
         named = module.named_parameters()
         trainable = {name: tuple(p.shape) for name, p in named if p.requires_grad}
         if not trainable:

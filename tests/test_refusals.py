@@ -53,6 +53,7 @@ from mechanisms.trials import refuse
 A = SampledGaussian(0.25, 2.0)
 CPU, WORDS = torch.device("cpu"), SystemEntropy().words
 LAYOUT = Layout.of(nn.Sequential(nn.Linear(3, 2)))
+TWICE = nn.Linear(2, 2)
 
 
 def one(**changed: object) -> float:
@@ -330,6 +331,11 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
         lambda: grid.slack(100, 1e9),
         "noise_multiplier = 1e+09 is too large for a release of 100 numbers, where rounding "
         "would double it: lower --noise-multiplier",
+    ),
+    (
+        lambda: Layout.of(nn.Sequential(TWICE, nn.ReLU(), TWICE)),
+        "layer '2' is layer '0' again: keep it under one name, and call it twice in forward, or "
+        "have two layers share its tensors",
     ),
     (
         lambda: Layout.of(nn.ReLU()),
