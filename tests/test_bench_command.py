@@ -297,6 +297,8 @@ def test_the_page_of_the_project_has_all_its_recipes_whatever_is_asked_for(tmp_p
         assert command(tmp_path, str(path), "--seeds=4,7", "--hours=0") == 0
         path.rename(own / path.name)
     page.unlink()
+    without = RECIPE.format(plot="epsilon").replace('name = "A"', 'name = "C"')
+    (own / "without.toml").write_text(without)
     flags = ("--rows=A", "--columns=3", "--seeds=4", "--hours=0", "--budget=published")
     assert command(tmp_path, str(own / "small.toml"), *flags) == 0
     text = page.read_text()
