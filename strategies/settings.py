@@ -51,7 +51,7 @@ class FedFed(Settings):
     """distilled: probability that a record is shared"""
     share_views: int = Field(1, ge=1)
     """distilled: releases of each shared record, each paid for [views]"""
-    label_epsilon: float | None = Field(None, gt=0)
+    label_epsilon: float | None = Field(None, ge=1e-6)
     """distilled: of a label's randomized response [nats]; 'none': a quarter of share_budget"""
     public_labels: bool = False
     """distilled: labels are shared as they are; the guarantee then covers the features alone"""

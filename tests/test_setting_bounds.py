@@ -147,7 +147,7 @@ RANGES: dict[type[Settings], dict[str, tuple[object, tuple, tuple]]] = {
         "share_clip": (None, (None, *BOUNDS[0]), BOUNDS[1]),
         "share_rate": (1.0, (TINY, 1.0), (0.0, 1 + TINY)),
         "share_views": (1, (1, 10**9), (0, 10**9 + 1)),
-        "label_epsilon": (None, (None, TINY), (0.0,)),
+        "label_epsilon": (None, (None, 1e-6), (0.0, 9e-7)),
         "public_labels": (False, (True,), ()),
         "shared_weight": (0.2, (0.0, 1 - TINY), (-TINY, 1.0)),
         "shared_batch": (64, (1, 10**9), (0, 10**9 + 1)),
