@@ -90,23 +90,24 @@ def make_folder(folder: Path, private: bool = False) -> None:
     sync_folder(folder.parent)
 
 
-def write(path: Path, content: bytes, private: bool = False) -> None:
+def write(path: Path, content: bytes, private: bool = False, shared: bool = False) -> None:
     """Replace the file at ``path`` atomically: after a crash it is the old file or the new one."""
-    with writing(path, private) as file:
+    with writing(path, private, shared) as file:
         file.write(content)
 
 
 @contextmanager
-def writing(path: Path, private: bool = False) -> Iterator[BinaryIO]:
+def writing(path: Path, private: bool = False, shared: bool = False) -> Iterator[BinaryIO]:
     """A file to fill, which becomes ``path`` when the block ends; if it raises, nothing is left.
 
-    Only its owner may read or write a private one.
+    Only its owner may read or write a private one. Several processes may write a shared one at
+    once: the last one's content stays.
 
     Raises:
         ValueError: there is something else than a file at ``path``, such as a device.
     """
     check_file(path, REPLACED)
-    part = path.with_name(path.name + ".part")
+    part = _unique(path) if shared else path.with_name(path.name + ".part")
     part.unlink(missing_ok=True)  # of a dead process, or a link that would be written through
     try:
         with _flushed(part, private) as file:
@@ -120,7 +121,7 @@ def writing(path: Path, private: bool = False) -> Iterator[BinaryIO]:
 
 def create(path: Path, content: bytes, private: bool = False) -> None:
     """Write a file unless it exists: of two processes at once, the first one's content stays."""
-    part = path.with_name(f"{path.name}.{secrets.token_hex(8)}.part")
+    part = _unique(path)
     try:
         with _flushed(part, private) as file:
             file.write(content)
@@ -129,6 +130,10 @@ def create(path: Path, content: bytes, private: bool = False) -> None:
     finally:
         part.unlink(missing_ok=True)
     sync_folder(path.parent)
+
+
+def _unique(path: Path) -> Path:
+    return path.with_name(f"{path.name}.{secrets.token_hex(8)}.part")
 
 
 def make_empty(paths: Iterable[Path], private: bool = False) -> None:

@@ -284,6 +284,20 @@ def test_the_page_of_the_project_is_not_written_of_cells_that_are_kept_elsewhere
     assert command(tmp_path, *flags) == 0 and page.is_file()
 
 
+def test_tables_pages_and_results_are_written_by_several_commands_at_once(tmp_path):
+    """A folder stands for what another one is writing under that name."""
+    path, cells = finished(tmp_path), tmp_path / "cells"
+    flags = (str(path), "--seeds=4,7", "--hours=0", f"--cells={cells}", f"--page={tmp_path / 'p'}")
+    assert command(tmp_path, *flags) == 0
+    written = [one for one in tmp_path.glob("out/small-certified.*") if one.is_file()]
+    written += [tmp_path / "p", *cells.rglob("*.json")]
+    assert len(written) == 3 + 1 + 8
+    for one in written:
+        one.unlink()
+        one.with_name(one.name + ".part").mkdir()
+    assert command(tmp_path, *flags) == 0 and all(one.is_file() for one in written)
+
+
 def test_the_page_of_the_project_has_all_its_recipes_whatever_is_asked_for(tmp_path, monkeypatch):
     """A row of one recipe, by the papers' claim, once replaced the page by one of its own."""
     project = tmp_path / "project"

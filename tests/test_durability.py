@@ -255,6 +255,16 @@ def test_an_unfinished_file_is_made_and_never_found(tmp_path, monkeypatch):
     assert (tmp_path / "own").read_text() == "precious"
 
 
+def test_a_shared_file_is_whole_whoever_else_writes_it(tmp_path):
+    """Under one temporary name, one process would rename what another is still writing."""
+    path = tmp_path / "file"
+    with durable.writing(path, shared=True) as one:
+        one.write(b"one")
+        durable.write(path, b"other", shared=True)
+        assert path.read_bytes() == b"other"
+    assert path.read_bytes() == b"one" and list(tmp_path.iterdir()) == [path]
+
+
 @pytest.mark.parametrize("kind", ["device", "folder", "link to a device"])
 def test_what_is_no_file_is_not_replaced_by_one(tmp_path, kind):
     """Kills a rename onto it: as root, /dev/null would be a file from then on."""

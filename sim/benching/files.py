@@ -77,8 +77,8 @@ class Table:
         lines = self.lines
         complete = all(line.complete for line in lines if self._asked(line.cell))
         durable.make_folder(self.path.parent)
-        durable.write(self.file("md"), table.markdown(recipe, budget, lines).encode())
-        durable.write(self.file("csv"), table.as_csv(recipe, budget, lines).encode())
+        for kind, text in (("md", table.markdown), ("csv", table.as_csv)):
+            durable.write(self.file(kind), text(recipe, budget, lines).encode(), shared=True)
         axes = dict.fromkeys(("epsilon", table.FRONTIER), "certified epsilon")
         axes |= {"column": recipe.axis, table.BOXES: recipe.axis, "path": f"{budget} epsilon"}
         y = "accuracy" if plot in axes else plot.replace("_", " ")
@@ -90,7 +90,7 @@ class Table:
             fault = f"plot = {plot!r} draws nothing, as no run has a metric of this name"
             warnings.warn(f"{fault}: {suggest(plot, (*PLOTS, *metrics))}", stacklevel=1)
         picture = draw(found, x, y, ticks)
-        durable.write(self.file("svg"), plots.svg(picture))
+        durable.write(self.file("svg"), plots.svg(picture), shared=True)
         return complete
 
 
@@ -112,7 +112,7 @@ def write_page(given: argparse.Namespace, tables: Sequence[Table]) -> None:
             leaderboard.Table(one.stem, one.budget, table.lines(one.every, {}), missing(one.every))
             for one in tables
         ]
-        durable.write(given.page, leaderboard.page(known).encode())
+        durable.write(given.page, leaderboard.page(known).encode(), shared=True)
 
 
 def _chosen(recipe: Recipe, given: argparse.Namespace) -> list[list[str]]:

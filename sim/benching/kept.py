@@ -84,7 +84,7 @@ def save(path: Path, cell: Cell, config: Config, folder: Path, summary: Summary)
     }
     durable.make_folder(path.parent)
     lines = [f"{json.dumps(key)}: {json.dumps(value)}" for key, value in content.items()]
-    durable.write(path, ("{\n" + ",\n".join(lines) + "\n}\n").encode())
+    durable.write(path, ("{\n" + ",\n".join(lines) + "\n}\n").encode(), shared=True)
 
 
 def load(path: Path, wanted: str) -> Result | None:
