@@ -33,13 +33,13 @@ class Layout:
         """The layout of `module`.
 
         Raises:
-            ValueError: it has no trainable parameter, or a layer with parameters at two places,
-                which `torch.func.functional_call` leaves without them.
+            ValueError: it has no trainable parameter, or a layer with such parameters at two
+                places, which `torch.func.functional_call` leaves without them.
         """
         places = dict[nn.Module, str]()
         for path, layer in module.named_modules(remove_duplicate=False):
             first = places.setdefault(layer, path)
-            if first != path and any(True for _ in layer.parameters()):
+            if first != path and any(p.requires_grad for p in layer.parameters()):
                 raise ValueError(
                     f"layer '{path}' is layer '{first}' again: keep it under one name, and call it "
                     "twice in forward, or have two layers share its tensors"

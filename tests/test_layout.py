@@ -83,3 +83,15 @@ def test_wrong_input_is_refused_by_name() -> None:
         layout.flatten({"weight": torch.zeros(2, 1), "bias": torch.zeros(1)})
     with pytest.raises(ValueError, match="0 trainable"):
         Layout.of(nn.ReLU())
+
+
+def test_a_frozen_layer_may_stand_at_two_places():
+    """It keeps its parameters, as none of them is replaced in a forward pass."""
+    twice = nn.Linear(3, 3).requires_grad_(False)
+    module = nn.Sequential(twice, nn.ReLU(), twice, nn.Linear(3, 2))
+    layout, x = Layout.of(module), torch.ones(4, 3)
+    before = module(x)
+    named = layout.unflatten(layout.initial(module))
+    torch.testing.assert_close(torch.func.functional_call(module, named, (x,)), before)
+    torch.testing.assert_close(module(x), before)
+    assert layout.names == ("3.weight", "3.bias") and twice.weight is module[2].weight
