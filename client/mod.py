@@ -65,7 +65,7 @@ class ClientDpMod:
     ) -> None:
         self._folder, self._rounds = Path(folder).expanduser(), check_rounds(rounds)
         OwnLedger(self._folder)
-        self._public = frozenset([public] if isinstance(public, str) else public)
+        self._public = _names(public)
         given = {"epsilon": epsilon, "delta": delta, "clip_norm": clip_norm}
         self.plan = UpdatePlan.of(checked(Privacy, given), rounds)
         self.epsilon = accountant.epsilon(planned(self.plan, rounds), delta).epsilon
@@ -106,6 +106,14 @@ class ClientDpMod:
         said = (one for part in reply.content.metric_records.values() for one in part.items())
         listed = MetricRecord({name: value for name, value in said if name in self._public})
         return _flat(given, sent), listed
+
+
+def _names(public: Collection[str]) -> frozenset[str]:
+    if isinstance(public, str):
+        return frozenset([public])
+    if not (isinstance(public, Collection) and all(isinstance(name, str) for name in public)):
+        raise ValueError(f"public is {public!r}, it must be names of the app's metrics: list them")
+    return frozenset(public)
 
 
 def _sent(message: Message) -> tuple[str, dict[str, np.ndarray]]:

@@ -179,13 +179,14 @@ def test_a_model_that_was_never_measured_has_no_accuracy_and_hides_no_other():
 
 
 def test_lines_are_the_cells_with_their_runs_and_faults(tmp_path):
-    """Runs of two cells and two seeds; a fault that was mended is none."""
+    """Runs of two cells and two seeds; a fault that was mended is none, nor is one of a run that
+    another process has finished."""
     runs = [
         Run(LINES[c].cell, seed, None, tmp_path / f"{c}-{seed}") for c in (0, 1) for seed in (4, 7)
     ]
     for run, found in ((runs[0], FIRST[0]), (runs[3], SECOND[0])):
         unequal.run_directory(run.folder, closing=found.summary)
-    lines = table.lines(runs, {runs[1]: "it died", runs[3]: ""})
+    lines = table.lines(runs, {runs[0]: "in use", runs[1]: "it died", runs[2]: ""})
     assert [(one.cell.column, one.seeds, one.state) for one in lines] == [
         ("3", 2, "failed 1 of 2 seeds"),
         ("1", 2, "missing 1 of 2 seeds"),
@@ -269,9 +270,9 @@ def test_cells_below_the_best_of_their_papers_figures_are_listed_by_row_with_the
         return table.Line(Cell(row, column, {}, claims, below=below), 1, (found,), ())
 
     lines = [
-        cell("A", "1", 62.25, 62.0, 63.5, 61.0, below="fewer | epochs"),
-        cell("A", "2", 70.0, 72.125, below="fewer | epochs"),
-        cell("A", "3", 71.998, 72.0, below="fewer | epochs"),
+        cell("A", "1", 62.25, 62.0, 63.5, 61.0, below="fewer |\n  epochs"),
+        cell("A", "2", 70.0, 72.125, below="fewer |\n  epochs"),
+        cell("A", "3", 71.998, 72.0, below="fewer |\n  epochs"),
         cell("B", "1", 50.0, below="never"),
         cell("C|D", "1", 40.0, 41.0),
     ]

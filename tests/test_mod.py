@@ -390,6 +390,8 @@ class TestWhatItCosts:
             ({"clip_norm": float("nan")}, "clip_norm = nan is refused"),
             ({"epsilon": 1e-9}, "budget too small"),
             ({"folder": "here"}, "folder = here is relative"),
+            ({"public": 3}, "public is 3, it must be names"),
+            ({"public": ["a", 3]}, "public is ['a', 3], it must be names"),
         ],
     )
     def test_bad_settings_are_one_line(self, tmp_path, given, said):

@@ -43,7 +43,8 @@ def fill(given: argparse.Namespace) -> bool:
         if one.tries is not None and one.write():
             print(f"\n{one.tries.verdict(one.runs)}")
     write_page(given, page)
-    return all(complete) or not (given.end is None or any(one.faults for one in tables))
+    failed = any(line.faults for one in tables for line in one.lines)
+    return all(complete) or not (given.end is None or failed)
 
 
 def unfinished(runs: Sequence[Run]) -> list[Run]:

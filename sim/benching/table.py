@@ -109,16 +109,17 @@ def _spent(record: RoundRecord, budget: str) -> Epsilon:
 
 
 def lines(runs: Sequence[Run], faults: Mapping[Run, str]) -> list[Line]:
-    """The table's cells, from results on disk and from the errors of runs just tried."""
+    """The table's cells, from results on disk and from the errors of runs just tried, unless
+    another process has finished them."""
     by_cell: dict[tuple[str, str], list[Run]] = {}
     for run in runs:
         by_cell.setdefault((run.cell.row, run.cell.column), []).append(run)
     table = []
     for own in by_cell.values():
-        found = tuple(one for run in own if (one := result(run)) is not None)
-        failed = ((run, faults[run]) for run in own if faults.get(run))
+        found = {run: one for run in own if (one := result(run)) is not None}
+        failed = ((run, faults[run]) for run in own if run not in found and faults.get(run))
         said = tuple(f"{run.cell.label}, seed {run.seed}: {fault}" for run, fault in failed)
-        table.append(Line(own[0].cell, len(own), found, said))
+        table.append(Line(own[0].cell, len(own), tuple(found.values()), said))
     return table
 
 
@@ -136,9 +137,12 @@ def markdown(recipe: Recipe, budget: str, table: Sequence[Line]) -> str:
 
 
 def in_markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """The lines of a table in Markdown."""
+    """The lines of a table in Markdown; what is several lines is one."""
     every = (head, ("---",) * len(head), *rows)
-    return [f"| {' | '.join(part.replace('|', '/') for part in row)} |" for row in every]
+    return [
+        f"| {' | '.join(' '.join(part.replace('|', '/').split()) for part in row)} |"
+        for row in every
+    ]
 
 
 def _row(line: Line) -> tuple[str, ...]:
