@@ -1,5 +1,6 @@
 """``python -m sim.attack``: it finds memory and nothing in noise; user errors are one line."""
 
+import errno
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -7,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from mechanisms import durable
 from mechanisms.accounting.accountant import epsilon
 from mechanisms.accounting.events import SampledGaussian
 from mechanisms.randomness import generator, seed_key
@@ -262,6 +264,45 @@ def test_a_name_that_is_taken_is_refused_before_anything_is_trained(tmp_path, ca
     (tmp_path / "a").mkdir()
     assert main_guard(attack.command, [f"--out={tmp_path}", "--name=a"]) == 2
     assert capsys.readouterr().err.endswith("/a exists; give another --name\n")
+
+
+def test_a_run_that_has_taken_the_name_meanwhile_is_left_alone(data, tmp_path, monkeypatch):
+    """Attacks that begin in the same second choose the same name, too."""
+    taken, trained = tmp_path / "a" / "config.toml", repetition.repetition
+
+    def meanwhile(*given):
+        taken.parent.mkdir(exist_ok=True)
+        taken.write_text("another's")
+        return trained(*given)
+
+    monkeypatch.setattr("sim.attacking.session.repetition", meanwhile)
+    own = ["--attacks=partial", "--targets=1", "--quiet", f"--out={tmp_path}", "--name=a"]
+    attack.command([data, *QUICK, *own])
+    assert taken.read_text() == "another's" and not (tmp_path / "a" / "attack.json").exists()
+    found = json.loads((tmp_path / "a-2" / "attack.json").read_text())
+    assert found["run_dir"] == str(tmp_path / "a-2")
+    assert not list(tmp_path.glob(".*"))
+
+
+@pytest.mark.parametrize("file", ["config.toml", "attack.json"])
+def test_an_attack_that_cannot_write_leaves_no_run_directory(data, tmp_path, monkeypatch, file):
+    whole = durable.write
+
+    def write(path, *given, **named):
+        if path.name == file:
+            raise OSError(errno.ENOSPC, "No space left on device", str(path))
+        whole(path, *given, **named)
+
+    monkeypatch.setattr(durable, "write", write)
+    own = ["--attacks=partial", "--targets=1", "--quiet", f"--out={tmp_path}", "--name=a"]
+    assert main_guard(attack.command, [data, *QUICK, *own]) == 1
+    assert not (tmp_path / "a").exists()
+    monkeypatch.setattr(durable, "write", whole)
+    attack.command([data, *QUICK, *own])
+    assert sorted(path.name for path in (tmp_path / "a").glob("*.*")) == [
+        "attack.json",
+        "config.toml",
+    ]
 
 
 def test_a_folder_of_an_attack_is_taken_for_no_run(data, tmp_path, capsys):

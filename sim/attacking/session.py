@@ -2,6 +2,8 @@
 
 import json
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 
@@ -28,7 +30,7 @@ def attack(question: Question) -> Report:
     first = question.configs[0]
     check_classes(first, "an attack")
     in_one_order(first)
-    folder = rundir.choose(first, resumes=False)
+    chosen = rundir.choose(first, resumes=False)
     report = Report(
         dataset=first.data.dataset,
         model=first.data.model,
@@ -39,12 +41,16 @@ def attack(question: Question) -> Report:
         bounded=first.privacy.budget,
         seed=first.run.seed,
         trainings=tuple(_attacked(question, config) for config in one_by_one(question.configs)),
-        run_dir=str(folder),
+        run_dir=str(chosen),
     )
-    durable.make_folder(folder)
-    configuration.save(first, folder / "config.toml")
-    durable.write(folder / FILE, json.dumps(report.to_json(), indent=1).encode())
-    return report
+
+    def fill(part: Path, folder: Path) -> None:
+        configuration.save(first, part / "config.toml")
+        told = replace(report, run_dir=str(folder)).to_json()
+        durable.write(part / FILE, json.dumps(told, indent=1).encode())
+
+    # a name that was free before the trainings may be another run's now
+    return replace(report, run_dir=str(rundir.place(chosen, fill)))
 
 
 def _attacked(question: Question, config: Config) -> Attacked:

@@ -4,7 +4,7 @@ import errno
 import os
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -88,9 +88,24 @@ def create(folder: Path, job: Job, exactly: bool = False) -> Path:
     Raises:
         ValueError: the name was given, or has to be this one, and is taken.
     """
+    exactly |= bool(job.config.run.name)
+    return place(folder, lambda part, _: _fill(part, job), exactly)
+
+
+def place(folder: Path, fill: Callable[[Path, Path], None], exactly: bool = False) -> Path:
+    """Create a folder of results, or of a similar name if it is taken; returns it.
+
+    Args:
+        folder: its path, as `choose` gives it.
+        fill: writes into its first argument, a folder that is renamed to its second one.
+        exactly: whether no other name will do.
+
+    Raises:
+        ValueError: the name has to be this one, and is taken.
+    """
     found, copy = folder, 2
-    while not _create(found, job):
-        if exactly or job.config.run.name:
+    while not _place(found, fill):
+        if exactly:
             raise ValueError(
                 f"name = {folder.name}: another run is starting in {folder}; give another --name"
             )
@@ -98,15 +113,15 @@ def create(folder: Path, job: Job, exactly: bool = False) -> Path:
     return found
 
 
-def _create(folder: Path, job: Job) -> bool:
-    """Whether the run directory was created: False if another start has taken its name."""
+def _place(folder: Path, fill: Callable[[Path, Path], None]) -> bool:
+    """Whether the folder was created: False if another start has taken its name."""
     part = folder.with_name(f".{folder.name}.part")
     durable.make_folder(part)
     try:
         with lock(part):
             if not (part / LOCK).exists():  # it was another start's, which has renamed it
                 return False
-            _fill(part, job)
+            fill(part, folder)
             durable.rename(part, folder)
     except RunInUse:
         return False
