@@ -762,6 +762,47 @@ def test_a_price_is_of_whole_numbers_of_records_of_any_kind(sizes):
         sim.price(records=sizes, **settings)
 
 
+@pytest.mark.parametrize(
+    "orders", [[1], [2, 1e9], [float("inf")], [None], ["2"], "2", [[2]], 2, [2j]]
+)
+def test_a_price_is_at_orders_that_the_command_takes(orders):
+    """Kills a curve at an order of 1e9, a sum of as many terms, and orders that no JSON holds."""
+    settings = {"records": 600, "clients": 2, "batch_size": 20, "epsilon": 2.0}
+    assert json.dumps(sim.price(orders=np.array([2, 4], dtype=np.float32), **settings))
+    with pytest.raises(ValueError, match=r"orders = .* must be a list of Renyi orders above 1"):
+        sim.price(orders=orders, **settings)
+
+
+@pytest.mark.parametrize(
+    ("ask", "given", "said"),
+    [
+        (sim.audit_run, {"confidence": "0.9"}, "confidence = '0.9' must be in"),
+        (sim.audit_run, {"confidence": None}, "confidence = None must be in"),
+        (sim.audit_run, {"black_box": "no"}, "black_box is 'no': give True or False"),
+        (sim.audit_run, {"resume": "x"}, "resume is 'x', but nothing is resumed"),
+        (sim.train, {"preset": 3}, "preset is 3: give a name"),
+        (sim.price, {"central": "no"}, "central is 'no': give True or False"),
+        (sim.price, {"resume": "x"}, "resume is 'x', but nothing is resumed"),
+        (sim.price, {"records": 10**13}, "records = 10000000000000 must be whole numbers of at mo"),
+    ],
+)
+def test_a_value_of_another_kind_is_refused_before_anything_is_trained(
+    tmp_path, monkeypatch, ask, given, said
+):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match=said):
+        ask(**given)
+    assert not any(Path("runs").glob("*"))
+
+
+def test_a_confidence_of_numpy_is_a_number(tmp_path):
+    """Kills a training that ends without its result, as JSON has no such number."""
+    x, y = np.random.default_rng(0).normal(size=(40, 3)), np.arange(40) % 2
+    settings = {"dataset": (x, y), "model": "linear", "clients": 1, "rounds": 1, "out": tmp_path}
+    found = sim.audit_run(confidence=np.float32(0.5), canaries=4, **settings)
+    assert found.audit is not None and found.audit.confidence == 0.5
+
+
 def test_of_a_finished_run_the_figures_are_its_summary_s(tmp_path):
     """No two figures agree. Kills the first client or round, a last round that stands for the
     summary, and a client without a guarantee who counts as nothing."""

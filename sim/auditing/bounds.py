@@ -8,6 +8,7 @@ function returns a bound of at least 0 that exceeds the true epsilon with a prob
 
 import math
 from collections.abc import Iterator
+from numbers import Real
 
 import numpy as np
 from numpy.typing import NDArray
@@ -120,10 +121,10 @@ def threshold_epsilon(one: Floats, other: Floats, delta: float, confidence: floa
 
 
 def check_confidence(confidence: float) -> None:
-    """Refuse a confidence outside (0, 1)."""
-    if not 0 < confidence < 1:
+    """Refuse a confidence that is no number in (0, 1)."""
+    if not (isinstance(confidence, Real) and 0 < confidence < 1):
         raise ValueError(
-            f"confidence = {confidence} must be in (0, 1): give --confidence 0.95, for instance"
+            f"confidence = {confidence!r} must be in (0, 1): give --confidence 0.95, for instance"
         )
 
 

@@ -71,6 +71,7 @@ def audit(
         ValueError: a user error, in one line.
     """
     check_confidence(confidence)
+    confidence = float(confidence)  # the result is a file of JSON
     check_classes(config, "an audit")
     if config.privacy.unit == "client" and black_box:
         raise ValueError(

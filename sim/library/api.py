@@ -16,6 +16,7 @@ from torch import nn
 
 from mechanisms.plugins import find
 from sim.auditing.session import audit
+from sim.commands.account import MAX_ORDER, MAX_RECORDS
 from sim.commands.flags import Request, request
 from sim.config.fields import find_setting
 from sim.data.given import keep
@@ -90,6 +91,7 @@ def audit_run(
     Raises:
         ValueError: a user error, with the command's message.
     """
+    _check_switch("black_box", black_box)
     asked = _request(settings, config, preset, None)
     with lent():
         found = audit(asked.config, canaries, black_box, confidence, asked.config.run.quiet)
@@ -117,17 +119,37 @@ def price(
     Raises:
         ValueError: a user error, with the command's message.
     """
+    _check_switch("central", central)
     asked = _request(settings, config, preset, None, central).config
     sizes = None if records is None else np.atleast_1d(records)
-    if sizes is not None and not (np.issubdtype(sizes.dtype, np.integer) and sizes.ndim == 1):
+    if sizes is not None and not (
+        sizes.ndim == 1 and sizes.dtype.kind in "iu" and (sizes <= MAX_RECORDS).all()
+    ):
         raise ValueError(
-            f"records = {records!r} must be whole numbers: one for all clients, or one for each"
+            f"records = {records!r} must be whole numbers of at most {MAX_RECORDS:g}: one for all "
+            "clients, or one for each"
         )
-    if orders is not None and np.ndim(orders) != 1:
-        raise ValueError(f"orders = {orders!r} must be a list of Renyi orders: give [2, 8]")
+    curve = None if orders is None else _renyi_orders(orders)
     with lent():
         outlook = outlook_of(asked, None if sizes is None else sizes.tolist())
-        return figures_of(asked, prices(outlook), orders)
+        return figures_of(asked, prices(outlook), curve)
+
+
+def _renyi_orders(given: Sequence[float]) -> list[float]:
+    orders = np.asarray(given)
+    numbers = orders.ndim == 1 and orders.dtype.kind in "iuf"
+    if not (numbers and ((orders > 1) & (orders <= MAX_ORDER)).all()):
+        raise ValueError(
+            f"orders = {given!r} must be a list of Renyi orders above 1 and at most "
+            f"{MAX_ORDER:g}: give [2, 8]"
+        )
+    return orders.astype(float).tolist()
+
+
+def _check_switch(name: str, value: Any) -> None:
+    """Refuse what is neither true nor false, such as the text "no", which counts as true."""
+    if not isinstance(value, bool | np.bool_):
+        raise ValueError(f"{name} is {value!r}: give True or False")
 
 
 def _trained(asked: Request) -> Result:
@@ -147,7 +169,11 @@ def _request(
     Raises:
         ValueError: in one line, with the name, the value, its bound and a remedy.
     """
+    if "resume" in settings:
+        raise ValueError(f"resume is {settings['resume']!r}, but nothing is resumed: leave it out")
     given = {name: _value(name, value) for name, value in settings.items()}
+    if not isinstance(preset, str | None):
+        raise ValueError(f"preset is {preset!r}: give a name")
     for name, path in (("config", config), ("resume", resume)):
         if not isinstance(path, str | os.PathLike | None):
             raise ValueError(f"{name} is {path!r}: give a path")
