@@ -18,7 +18,7 @@ from sim.auditing.bounds import one_run_epsilon
 from sim.auditing.one_run import SHARES
 from sim.auditing.session import _plant
 from sim.commands.audit import parse
-from sim.commands.guard import main_guard
+from sim.commands.guard import INTERRUPTED, main_guard
 from sim.config.configuration import load
 from sim.library import whole
 from sim.library.result import Result
@@ -143,6 +143,21 @@ def test_an_audited_run_is_not_resumed(tmp_path, capsys):
     assert "is of an audit, which would go on without its canaries" in capsys.readouterr().err
     assert main_guard(command, ["--resume", str(tmp_path / "a")]) == 2
     assert "an audit is one training from its beginning" in capsys.readouterr().err
+
+
+def test_an_audit_that_is_interrupted_is_not_said_to_go_on(tmp_path, capsys, monkeypatch):
+    """It said to resume it, which is refused."""
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("sim.phases.training.evaluate", interrupted)
+    words = ["--clients=2", "--rounds=1", "--quiet", f"--out={tmp_path}", "--name=a"]
+    assert main_guard(command, words) == INTERRUPTED
+    assert capsys.readouterr().err == (
+        f"interrupted; an audit cannot be resumed: {tmp_path}/a keeps what it has paid, "
+        "start a new one\n"
+    )
 
 
 def test_nobody_goes_on_with_a_model_that_has_learnt_canaries(tmp_path):

@@ -47,7 +47,7 @@ def run(job: Job, folder: Path, engine: Engine) -> Summary:
     """
     manifest.check(folder, job)
     inputs.check(folder, job)
-    with rundir.lock(folder), _resumable(folder):
+    with rundir.lock(folder), _resumable(folder, job.canaries):
         durable.sync_folders(folder)
         if job.config.private:
             training.federation(job, folder).write_orders(folder)
@@ -55,7 +55,7 @@ def run(job: Job, folder: Path, engine: Engine) -> Summary:
 
 
 @contextmanager
-def _resumable(folder: Path) -> Iterator[None]:
+def _resumable(folder: Path, canaries: int = 0) -> Iterator[None]:
     """Note on whatever ends the run early, but for a user's error, how it goes on."""
     try:
         yield
@@ -63,17 +63,19 @@ def _resumable(folder: Path) -> Iterator[None]:
         raise
     except SystemExit as fault:  # of a model's code: it would end the process without a word
         if (cause := behind(fault)) is not fault:
-            cause.add_note(_remedy(folder))
+            cause.add_note(_remedy(folder, canaries))
             raise cause from None
         exit_ = RuntimeError(f"the code of the model or the data called sys.exit({fault.code})")
-        exit_.add_note(_remedy(folder))
+        exit_.add_note(_remedy(folder, canaries))
         raise exit_ from fault
     except BaseException as fault:
-        fault.add_note(_remedy(folder))
+        fault.add_note(_remedy(folder, canaries))
         raise
 
 
-def _remedy(folder: Path) -> str:
+def _remedy(folder: Path, canaries: int) -> str:
+    if canaries:
+        return f"an audit cannot be resumed: {folder} keeps what it has paid, start a new one"
     return f"finished rounds are kept: resume the run by --resume {folder}"
 
 
