@@ -240,6 +240,15 @@ def test_a_fault_is_said_in_the_words_of_the_command(settings, tmp_path, monkeyp
     assert capsys.readouterr().err == f"error: {' '.join(str(fault.value).split())}\n"
 
 
+@pytest.mark.parametrize("out", ["a\0b", "\udcff"])
+def test_a_folder_that_cannot_be_named_is_refused_by_its_setting(tmp_path, monkeypatch, out):
+    """The first was an error without a name; the second was made, then refused by another file."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match=r"^out = .* cannot be created .*: give --out a writable"):
+        sim.train(clients=2, rounds=1, out=out)
+    assert not list(tmp_path.iterdir())
+
+
 def test_an_unknown_name_gets_the_nearest_one():
     with pytest.raises(ValueError, match="unknown setting clinets; did you mean clients"):
         sim.train(clinets=5)

@@ -70,11 +70,11 @@ def make_writable(name: str, folder: Path) -> Path:
     """
     remedy = f"give --{name} a writable folder"
     try:
+        str(folder).encode()  # files that name it are in UTF-8
         durable.make_folder(folder)
-    except OSError as fault:
-        raise ValueError(
-            f"{name} = {folder} cannot be created ({fault.strerror}): {remedy}"
-        ) from None
+    except (OSError, ValueError) as fault:  # a name may have a null character
+        reason = getattr(fault, "strerror", fault)
+        raise ValueError(f"{name} = {folder} cannot be created ({reason}): {remedy}") from None
     if not os.access(folder, os.W_OK | os.X_OK):
         raise ValueError(f"{name} = {folder} cannot be written: {remedy}")
     return folder
