@@ -221,7 +221,16 @@ def test_some_records_are_records_with_their_labels(data):
 
 
 @pytest.mark.parametrize(
-    "flag", ["--release", "--noise-decay=0.1", "--standardize=private", "--track=wandb"]
+    "flag",
+    [
+        "--release",
+        "--noise-decay=0.1",
+        "--standardize=private",
+        "--track=wandb",
+        "--evaluation=detailed",
+        "--evaluation=released",
+        "--evaluate-every=2",
+    ],
 )
 def test_what_the_attacked_trainings_would_pass_over_is_refused(flag):
     with pytest.raises(ValueError, match=f"^{flag.split('=')[0]}.* has no effect here"):

@@ -114,6 +114,8 @@ def _refuse_what_trains_otherwise(config: Config) -> None:
     refused = {
         "--standardize private": config.data.standardize != "none",
         "--noise-decay": config.privacy.noise_decay != 0.0,
+        "--evaluation": config.data.evaluation != "basic",
+        "--evaluate-every": config.rounds.evaluate_every != 1,
         "--release": config.run.release,
         "--track": config.run.track != "none",
     }
