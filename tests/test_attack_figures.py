@@ -410,6 +410,15 @@ def test_guesses_are_counted_on_both_sides():
     assert judge((members, others), (others[:20], others), 0) == Tally(30, 50)
 
 
+def test_what_overflows_is_the_largest_feature_of_all():
+    """Training was lost: the classifier refuses infinite values."""
+    small, large = np.zeros((20, 1)), np.full((20, 1), np.inf)
+    assert judge((large, small), (large, small), 0) == Tally(40, 40)
+    assert judge((-large, small), (-large, small), 0) == Tally(40, 40)
+    unknown = np.full((20, 1), np.nan)
+    assert judge((unknown, large), (unknown, large), 0) == Tally(40, 40)
+
+
 PRICED = {"dpsgd": (), "dpsur": ("--dpsur-accounting=visible",), "dpis": ()}
 
 

@@ -15,6 +15,8 @@ from torch import Tensor
 TREES, LEAF = 200, 5
 TOP = 10
 """Number of largest probabilities used as features."""
+LARGEST = 1e30
+"""Largest feature: norms of gradients may overflow."""
 
 Numbers = NDArray[np.int64]
 
@@ -75,8 +77,13 @@ def judge(known: Features, asked: Features, seed: int) -> Tally:
 
     It is a random forest, which needs no tuning; the papers use small networks.
     """
-    (inside, outside), (members, others) = known, asked
+    inside, outside, members, others = (_finite(features) for features in (*known, *asked))
     attack = RandomForestClassifier(TREES, min_samples_leaf=LEAF, random_state=seed)
     attack.fit(np.concatenate([inside, outside]), np.repeat([1, 0], [len(inside), len(outside)]))
     hits = attack.predict(members).sum() + (1 - attack.predict(others)).sum()
     return Tally(int(hits), len(members) + len(others))
+
+
+def _finite(features: NDArray[np.float64]) -> NDArray[np.float64]:
+    """In the range of a forest, which compares values alone; NaN is 0."""
+    return np.clip(np.nan_to_num(features), -LARGEST, LARGEST)
