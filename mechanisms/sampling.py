@@ -12,6 +12,8 @@ from mechanisms.randomness import Source
 
 COIN = 2.0**-53
 """Coins are multiples of this in [0, 1)."""
+NULL = -1
+"""Number of a null record, which counts in a client's size and adds to no batch."""
 
 
 @dataclass(frozen=True)
@@ -85,10 +87,10 @@ def poisson(data: CohortData, sample_rate: Sequence[float], streams: Sequence[So
 def fixed(data: CohortData, batch_sizes: Sequence[int], streams: Sequence[Source]) -> Batch:
     """Exactly ``batch_sizes[k]`` of the records of client k, each set of them equally likely."""
     drawn = (
-        records[streams[k].choice(len(records), size, replace=False)]
-        for k, (records, size) in enumerate(zip(data.records, batch_sizes, strict=True))
+        slots[streams[k].choice(len(slots), size, replace=False)]
+        for k, (slots, size) in enumerate(zip(_slots(data), batch_sizes, strict=True))
     )
-    return data.gather(list(drawn))
+    return data.gather([slots[slots != NULL] for slots in drawn])
 
 
 def shuffled(
@@ -100,10 +102,19 @@ def shuffled(
     """The next ``batch_sizes[k]`` records of client k's pass, or those that are left; ``unseen``,
     which is updated, has what its pass has still to visit."""
     chosen = []
-    for k, (records, size) in enumerate(zip(data.records, batch_sizes, strict=True)):
-        left = unseen.get(k, records[:0])
+    for k, (slots, size) in enumerate(zip(_slots(data), batch_sizes, strict=True)):
+        left = unseen.get(k, slots[:0])
         if not left.size:
-            left = records[streams[k].choice(len(records), len(records), replace=False)]
+            left = slots[streams[k].choice(len(slots), len(slots), replace=False)]
         chosen.append(left[:size])
         unseen[k] = left[size:]
-    return data.gather(chosen)
+    return data.gather([slots[slots != NULL] for slots in chosen])
+
+
+def _slots(data: CohortData) -> list[np.ndarray]:
+    """Each client's record numbers, followed by `NULL` for each of its null records."""
+    missing = (data.sizes().numpy() - [len(own) for own in data.records]).astype(int)
+    return [
+        np.append(own, np.full(n, NULL)) if n else own
+        for own, n in zip(data.records, missing, strict=True)
+    ]

@@ -13,7 +13,7 @@ from mechanisms.mechanism import local_round
 from mechanisms.metric import transform
 from mechanisms.randomness import generator, seed_key
 from mechanisms.registry import MECHANISMS, plan_table
-from mechanisms.sampling import poisson
+from mechanisms.sampling import fixed, poisson, shuffled
 from mechanisms.settings import Dpsur, Privacy
 from sim.auditing.bounds import one_run_epsilon
 from sim.auditing.canaries import CanaryGradients, ZeroedOut
@@ -110,6 +110,22 @@ def test_null_records_count_and_are_never_drawn():
     assert drawn.mask.tolist() == [[True, True], [False, False]] and torch.equal(
         drawn.x[0], X[[1, 4]]
     )
+
+
+@pytest.mark.parametrize("sampling", ["fixed", "shuffled"])
+def test_a_null_record_has_its_place_in_batches_of_a_fixed_size(sampling):
+    """So that a canary is drawn as often as is charged: five of ten records are null, and each
+    other one is in every second batch of five. Kills a batch of all records that are there."""
+    data = ZeroedOut(X, Y, [np.arange(5)], (10,))
+    source, unseen, seen = [np.random.default_rng(0)], {}, []
+    for _ in range(200):
+        batch = (
+            fixed(data, [5], source) if sampling == "fixed" else shuffled(data, [5], source, unseen)
+        )
+        seen.append(int(batch.mask.sum()))
+    assert np.mean(seen) == pytest.approx(2.5, abs=0.4)  # 7 standard deviations
+    if sampling == "shuffled":
+        assert {one + other for one, other in zip(seen[::2], seen[1::2], strict=True)} == {5}
 
 
 def canaries(count: int = 30, size: float = SIZE) -> Canaries:
