@@ -157,6 +157,17 @@ def test_an_epsilon_by_a_renyi_order_is_above_the_exact_one(charges, order):
     assert high <= found and (found <= low * (1 + 1e-5) or found == math.inf)
 
 
+@pytest.mark.parametrize(("rate", "noise"), [(0.00328, 0.1596), (0.00647, 0.1687), (0.02, 0.185)])
+def test_a_bend_between_two_points_of_an_integral_counts(rate, noise):
+    """Where noise is small, the likelihood ratio bends within less than a deviation; what one step
+    loses there, many lose many times. Kills points that only deviations are told by."""
+    event, order = events.SampledGaussian(rate, noise), 1.25
+    low, _ = ball(event, order)
+    assert curves.rdp(event, [order], "certified")[0] == pytest.approx(low, rel=4e-12)
+    found = accountant.epsilon({event: 1000}, DELTA, orders=(order,)).epsilon
+    assert proof.interval({event: 1000}, str(DELTA), order, found)[1] <= found
+
+
 def test_covered_releases_are_paid_for_by_allotments():
     charges = {EVENTS["allotment"]: 2, events.Covered(events.Gaussian(10.0), 8.0): 1}
     assert proof.interval(charges, str(DELTA), 8.0, 1.0)[0] == math.inf

@@ -49,7 +49,7 @@ ROUNDING = 1e-11
 1). What `conversion` and a trial cap add is at most 800 / (a - 1), and right to 1e-15. Divergences
 are right to 4e-12: three `gammaln` of up to 2,700 (`sampled_gaussian`), a trapezoidal rule that
 leaves out 1e-18, and sums of positive terms, taken from their largest. The worst error that was
-found is 2e-13 (`tests/test_proof.py`). Searches for a worst test have a margin of their own
+found is 7e-13 (`tests/test_proof.py`). Searches for a worst test have a margin of their own
 (`worst_pair`)."""
 MAX_KNOWN = 100_000
 _WITHIN: dict[tuple[frozenset[Event], float, float], Charges] = {}

@@ -21,7 +21,9 @@ from scipy.special import gammaln
 
 Floats = NDArray[np.float64]
 
-DENSITY = 4.0  # grid points per standard deviation, at least
+DENSITY = 4.0  # grid points per standard deviation s, at least
+BEND = 2.0  # and per s^2, the width in which the likelihood ratio bends, at least
+FINEST = 16.0  # points per s at most: where s is below 1/8, the bend is too far out to count
 TAIL = 9.0  # standard deviations kept on each side; what is left out is below 1e-18 relative
 SERIES_BELOW = 0.01  # |log(1 + u)| under which (1 + u)^a - 1 - a u is taken from its Taylor series
 BLOCK = 1 << 20  # grid points evaluated at once
@@ -103,7 +105,8 @@ def _integral(q: Floats, s: Floats, order: float) -> Floats:
     wide = np.flatnonzero(~tiny)
     if wide.size:
         smallest = float(s[wide].min())
-        points = math.ceil(DENSITY * (order / smallest + 2.0 * TAIL)) + 1
+        density = min(max(DENSITY, BEND / smallest), FINEST)
+        points = math.ceil(density * (order / smallest + 2.0 * TAIL)) + 1
         for start in range(0, wide.size, max(1, BLOCK // points)):
             rows = wide[start : start + max(1, BLOCK // points)]
             result[rows] = _trapezoid(q[rows, None], s[rows, None], order, points)
