@@ -334,3 +334,11 @@ def test_attacks_learn_from_what_the_attacker_holds_and_are_judged_by_other_reco
         target, parts.target_out
     )
     assert [len(one) for one in (learnt_in, learnt_out, told_in, told_out)] == [40] * 4
+
+
+def test_a_test_on_public_records_has_them_in_the_trainings_that_are_attacked(tmp_path):
+    """Kills trainings without the public records, which noise screening looks at."""
+    flags = "--mechanism=screening --screening-data=public --noise-multiplier=20"
+    one = job(tmp_path, *flags.split(), "--public-records=40")
+    trained = train(one, [np.arange(100), np.arange(50, 150)], KEY)
+    assert trained.params.isfinite().all() and 0.0 < trained.epsilon <= 4.0

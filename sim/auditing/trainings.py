@@ -72,6 +72,7 @@ def train(job: Job, owned: Sequence[NDArray[np.int64]], key: bytes) -> Trained:
     device = job.device
     start = job.gradients.layout.initial(job.model).to(device)
     x, y = (copy_on(device, array) for array in (job.dataset.x, job.dataset.y))
+    public = job.holdout and (copy_on(device, job.holdout[0]), copy_on(device, job.holdout[1]))
     models, settled = [], []
     for at in range(0, len(owned), AT_A_TIME):
         numbers = range(at, min(at + AT_A_TIME, len(owned)))
@@ -89,6 +90,7 @@ def train(job: Job, owned: Sequence[NDArray[np.int64]], key: bytes) -> Trained:
                 for p in plans
                 if isinstance(p, AdaptivePlan)
             ],
+            holdout=public,
         )
         end = local_round(row, cohort, start)
         models.append(end.params)
