@@ -302,10 +302,10 @@ def test_the_first_of_the_largest_rows_is_taken():
 
 @pytest.mark.parametrize(
     ("low", "high", "rate"),
-    itertools.product((1e-23, 0.1, 0.49), (0.5, 1 - 1e-12), (1e-6, 0.3, 0.9, 1.0)),
+    itertools.product((1e-23, 0.1, 0.49), (0.5, 1 - 1e-12), (1e-6, 2e-3, 0.3, 0.9, 1.0)),
 )
 def test_the_bit_costs_what_bernoullis_do(low, high, rate):
-    orders = np.array([1.25, 2.0, 7.0, 64.0])
+    orders = np.array([1.25, 2.0, 7.0, 64.0, 512.0])
     found = Acceptance(low, high, rate).bit_cost(orders)
     brute = np.zeros(orders.size)
     for p, pz in ((low, high), (high, low)):

@@ -36,7 +36,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.special import erfcx
 
 from mechanisms.accounting import sampled_gaussian
-from mechanisms.accounting.sampled_gaussian import SERIES_BELOW
+from mechanisms.accounting.sampled_gaussian import log_power_gap
 
 Floats = NDArray[np.float64]
 
@@ -112,7 +112,7 @@ def _log_moment(q: float, s: float, order: float) -> float:
 def _above(q: float, s: float, order: float) -> float:
     def log_integrand(x: Floats) -> Floats:
         log_q = _mixed((x + 0.5) / s**2, q) - 0.5 * ((x + 1.0) / s) ** 2
-        return log_q + _log_gap(log_ratio(x, q, s), order)
+        return log_q + log_power_gap(log_ratio(x, q, s), order)
 
     return _log_integral(log_integrand, s, order)
 
@@ -122,18 +122,9 @@ def _below(q: float, s: float, order: float) -> float:
 
     def log_integrand(x: Floats) -> Floats:
         log_q = _mixed((x - 0.5) / s**2, q)
-        return log_q - 0.5 * (x / s) ** 2 + _log_gap(-log_q, order)
+        return log_q - 0.5 * (x / s) ** 2 + log_power_gap(-log_q, order)
 
     return _log_integral(log_integrand, s, order)
-
-
-def _log_gap(log_r: Floats, order: float) -> Floats:
-    """``log(r^a - 1 - a (r - 1))``; the series of `log_power_gap` is for small orders."""
-    power = order * log_r
-    direct = (np.abs(power) > SERIES_BELOW) & (np.abs(log_r) < SERIES_BELOW)
-    near = np.where(direct, log_r, 0.0)
-    gap = np.expm1(order * near) - order * np.expm1(near)
-    return np.where(direct, np.log(gap), sampled_gaussian.log_power_gap(log_r, order))
 
 
 def _log_integral(log_integrand: Callable[[Floats], Floats], s: float, order: float) -> float:

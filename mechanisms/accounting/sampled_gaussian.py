@@ -26,6 +26,7 @@ BEND = 2.0  # and per s^2, the width in which the likelihood ratio bends, at lea
 FINEST = 16.0  # points per s at most: where s is below 1/8, the bend is too far out to count
 TAIL = 9.0  # standard deviations kept on each side; what is left out is below 1e-18 relative
 SERIES_BELOW = 0.01  # |log(1 + u)| under which (1 + u)^a - 1 - a u is taken from its Taylor series
+SHORT = 0.11  # and |a log(1 + u)|: what is left out of the series is below 2e-12 relative
 BLOCK = 1 << 20  # grid points evaluated at once
 MIN_SPREAD = 0.005  # smaller multipliers take chords between integer orders, not a fine grid
 
@@ -138,10 +139,12 @@ def log_power_gap(log_ratio: Floats, order: float) -> Floats:
     decay = 1.0 - order * np.exp((1.0 - order) * above) + (order - 1.0) * np.exp(-order * above)
     below = np.where(log_ratio <= -SERIES_BELOW, log_ratio, -1.0)
     rest = (order - 1.0) - order * np.exp(below) + np.exp(order * below)
+    power = order * np.where(near, log_ratio, 0.0)
     u = np.expm1(np.where(near, log_ratio, 0.0))
     series = np.zeros_like(u)
     for n in range(8, 2, -1):
         series = (order - n + 1.0) / n * u * (1.0 + series)
-    close = np.log(order * (order - 1.0) / 2.0 * u**2 * (1.0 + series))
+    series = order * (order - 1.0) / 2.0 * u**2 * (1.0 + series)
+    close = np.log(np.where(np.abs(power) < SHORT, series, np.expm1(power) - order * u))
     far = np.where(log_ratio > 0.0, order * above + np.log(decay), np.log(rest))
     return np.asarray(np.where(near, close, far), dtype=np.float64)
