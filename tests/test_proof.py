@@ -168,6 +168,20 @@ def test_a_bend_between_two_points_of_an_integral_counts(rate, noise):
     assert proof.interval({event: 1000}, str(DELTA), order, found)[1] <= found
 
 
+@pytest.mark.parametrize("beta", [-18.0, -9.0, -3.0, -1.5, 0.0, 1.5])
+def test_probabilities_of_acceptance_are_rounded_outward(beta):
+    """Far from the middle what floats lose grows. Kills one part in 10^15 everywhere."""
+    for noise in np.linspace(0.25, 0.8, 200).tolist():
+        found = Acceptance.of_noisy_loss(0.1, noise, beta)
+        with ctx.workprec(proof.BITS):
+            low, high = divergences.acceptance(
+                events.DpsurStep(0.1, 1.0, 0.1, noise, beta, "every-trial")
+            )
+            assert found.lowest <= low and found.highest >= high
+        assert found.lowest == pytest.approx(float(low), rel=3e-12)
+        assert found.highest == pytest.approx(float(high), rel=1e-12)
+
+
 def test_covered_releases_are_paid_for_by_allotments():
     charges = {EVENTS["allotment"]: 2, events.Covered(events.Gaussian(10.0), 8.0): 1}
     assert proof.interval(charges, str(DELTA), 8.0, 1.0)[0] == math.inf

@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 import pytest
+from flint import arb, ctx
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scipy.special import gammaln
@@ -15,6 +16,7 @@ from mechanisms.accounting.acceptance import Acceptance
 from mechanisms.accounting.selective import _first_largest, selective, simple_bound
 from mechanisms.accounting.visible import _Supremum, every_trial, visible
 from mechanisms.accounting.worst_pair import divergence, pairs
+from sim.verifying.divergences import _bernoulli
 from tests.one_dimension import Model, log_sum
 from tests.reference_values import REFERENCE
 
@@ -317,6 +319,21 @@ def test_the_bit_costs_what_bernoullis_do(low, high, rate):
             )
             brute = np.maximum(brute, logs / (orders - 1))
     assert found == pytest.approx(brute, rel=1e-6, abs=1e-13)
+
+
+def test_a_bit_that_is_nearly_always_the_same_keeps_its_digits():
+    """Of a test that nearly always accepts. Kills a probability of rejection that is what is left
+    of 1, by which the bit cost one part in 10^9 too little."""
+    test = Acceptance(0.999, 1.0 - 1e-12, 6.3e-5)
+    for order in (1.5, 8.0, 512.0):
+        exact = arb(0)
+        with ctx.workprec(200):
+            corners = arb(test.lowest), arb(test.highest)
+            for one, two in (corners, corners[::-1]):
+                mixed = (1 - arb(test.rate)) * one + arb(test.rate) * two
+                for pair in ((one, mixed), (mixed, one)):
+                    exact = exact.max(_bernoulli(*pair, arb(order)))
+        assert test.bit_cost([order])[0] == pytest.approx(float(exact), rel=4e-12)
 
 
 @pytest.mark.parametrize(

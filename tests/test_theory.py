@@ -319,7 +319,7 @@ CLAIMS = [
     ),
     Claim(
         "numerics",
-        "| probabilities of acceptance | {:g} of themselves",
+        "| probabilities of acceptance, $x$ deviations below the middle | {:g} $(1 + x^2)$ of",
         lambda: (acceptance.ROUNDING,),
     ),
     Claim("numerics", "| {:g} of the logarithm of the moment", lambda: (worst_pair.MARGIN,)),

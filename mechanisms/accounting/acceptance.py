@@ -17,7 +17,6 @@ from mechanisms.accounting.sampled_gaussian import log_power_gap
 Floats = NDArray[np.float64]
 
 ROUNDING = 1e-15
-"""Bound on the relative error of `ndtr`, below and near 1."""
 ALWAYS = 37.5
 """Standard deviations that a normal variable exceeds with a probability below 1e-300."""
 
@@ -42,8 +41,8 @@ class Acceptance:
         C_v. Rounded outward, so that the probabilities of rejection hold, too; but a test that
         rejects with a probability below 1e-300 never does."""
         at_least, at_most = ((beta + c) / (2.0 * noise) for c in (-1.0, 1.0))
-        lowest = 1.0 if at_least > ALWAYS else float(ndtr(at_least)) * (1.0 - ROUNDING)
-        return cls(lowest, min(1.0, float(ndtr(at_most)) * (1.0 + ROUNDING)), rate)
+        lowest = 1.0 if at_least > ALWAYS else float(ndtr(at_least)) * (1.0 - _rounding(at_least))
+        return cls(lowest, min(1.0, float(ndtr(at_most)) * (1.0 + _rounding(at_most))), rate)
 
     def bit_cost(self, orders: ArrayLike) -> Floats:
         """Renyi divergence of the accept/reject bit alone, B(a) [nats], float64 ``[len(orders)]``.
@@ -53,27 +52,34 @@ class Acceptance:
         no other pair is worse.
         """
         low, high, rate = self.lowest, self.highest, self.rate
+        one = np.array([[low, high], [1.0 - low, 1.0 - high]])  # of both answers
+        other = (1.0 - rate) * one + rate * one[:, ::-1]
         gap = rate * (high - low)
-        pairs = [
-            (low, (1.0 - rate) * low + rate * high, -gap),
-            (high, (1.0 - rate) * high + rate * low, gap),
-        ]
-        x, y, over = np.array([*pairs, *((y, x, -over) for x, y, over in pairs)]).T
+        here, there = np.hstack([one, other]), np.hstack([other, one])
+        change = np.array([[-gap, gap, gap, -gap], [gap, -gap, -gap, gap]])
         grid = np.asarray(orders, np.float64)
-        return np.array([_bernoulli(x, y, over, order).max() for order in grid])
+        return np.array([_bernoulli(here, there, change, order).max() for order in grid])
 
 
-def _bernoulli(x: Floats, y: Floats, over: Floats, order: float) -> Floats:
-    """Renyi divergence of each Bernoulli(x) from Bernoulli(y); exactly over = x - y; all ``[n]``.
+def _rounding(x: float) -> float:
+    """Bound on the relative error of ``ndtr(x)``, and of what an x that is rounded twice moves."""
+    return ROUNDING * (1.0 + min(x, 0.0) ** 2)
+
+
+def _bernoulli(here: Floats, there: Floats, change: Floats, order: float) -> Floats:
+    """Renyi divergence of each Bernoulli from another one, ``[n]``.
+
+    Args:
+        here, there: the probabilities of both answers, ``[2, n]``.
+        change: exactly ``here - there``.
+        order: a.
 
     Small divergences keep their digits: since ``E[t] = 1`` for the likelihood ratio t, ``E[t^a] -
     1`` is the mean of ``t^a - a t + a - 1``, which is never negative.
     """
     with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
-        here, there = np.stack([x, 1.0 - x]), np.stack([y, 1.0 - y])
-        change = np.stack([over, -over])
         near = np.abs(change) < 0.5 * there
         ratios = np.where(near, np.log1p(change / there), np.log(here / there))
         logs = np.log(there) + log_power_gap(ratios, order)
         values = np.logaddexp(0.0, np.logaddexp(*logs)) / (order - 1.0)
-    return np.where(over == 0.0, 0.0, np.where(np.isnan(values), np.inf, values))
+    return np.where(change[0] == 0.0, 0.0, np.where(np.isnan(values), np.inf, values))
