@@ -154,10 +154,6 @@ def late(weights, what):
     return replace(slow(weights), aggregate=aggregate)
 
 
-def unequal(weights, most):
-    return replace(slow(weights), weights=lambda sizes: most // 15 * sizes)
-
-
 def forgetful(weights):
 
     def aggregate(state, params, update):
@@ -384,11 +380,6 @@ REFUSED = [
     ),
     ("--strategy mine:needy", "it needs other, and is given no more than those of weights that"),
     ("--strategy mine:forgetful", "mine:forgetful' fails (KeyError: 'rate'): correct it"),
-    (
-        "--strategy mine:unequal --strategy-settings most=0",
-        "mine:unequal': its weights of 5 clients add up to 0, it must be from 1 to 1000000000",
-    ),
-    ("--strategy mine:unequal --strategy-settings most=1000000020", "add up to 1000000020"),
     ("--strategy mine:slow --strategy-settings b=1", "with strategy_settings = {'b': 1} fails (Ty"),
     ("--strategy mine:slow --server-lr 2", "server_lr is 2.0, which strategy = mine:slow does not"),
     ("--strategy mine:searching --mechanism dpagd", "but dpagd chooses the size of its steps by"),
