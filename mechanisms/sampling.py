@@ -43,6 +43,11 @@ class CohortData:
         """``n_k``, float64 ``[K]``: public (adjacency is zero-out)."""
         return torch.tensor([len(r) for r in self.records], dtype=torch.float64)
 
+    def slots(self) -> Sequence[np.ndarray]:
+        """Of each client, what batches of a fixed size are drawn from: its record numbers, and
+        `NULL` for each of its null records, of which only an audit has any."""
+        return self.records
+
     def gather(self, chosen: Sequence[np.ndarray]) -> Batch:
         """The batch of the given record numbers, ``chosen[k]`` for client k (possibly none). One
         client's records in a row are not copied."""
@@ -88,7 +93,7 @@ def fixed(data: CohortData, batch_sizes: Sequence[int], streams: Sequence[Source
     """Exactly ``batch_sizes[k]`` of the records of client k, each set of them equally likely."""
     drawn = (
         slots[streams[k].choice(len(slots), size, replace=False)]
-        for k, (slots, size) in enumerate(zip(_slots(data), batch_sizes, strict=True))
+        for k, (slots, size) in enumerate(zip(data.slots(), batch_sizes, strict=True))
     )
     return data.gather([slots[slots != NULL] for slots in drawn])
 
@@ -102,19 +107,10 @@ def shuffled(
     """The next ``batch_sizes[k]`` records of client k's pass, or those that are left; ``unseen``,
     which is updated, has what its pass has still to visit."""
     chosen = []
-    for k, (slots, size) in enumerate(zip(_slots(data), batch_sizes, strict=True)):
+    for k, (slots, size) in enumerate(zip(data.slots(), batch_sizes, strict=True)):
         left = unseen.get(k, slots[:0])
         if not left.size:
             left = slots[streams[k].choice(len(slots), len(slots), replace=False)]
         chosen.append(left[:size])
         unseen[k] = left[size:]
     return data.gather([slots[slots != NULL] for slots in chosen])
-
-
-def _slots(data: CohortData) -> list[np.ndarray]:
-    """Each client's record numbers, followed by `NULL` for each of its null records."""
-    missing = (data.sizes().numpy() - [len(own) for own in data.records]).astype(int)
-    return [
-        np.append(own, np.full(n, NULL)) if n else own
-        for own, n in zip(data.records, missing, strict=True)
-    ]

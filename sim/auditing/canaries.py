@@ -15,7 +15,7 @@ from mechanisms.cohort import Cohort
 from mechanisms.gradients.factors import Factors
 from mechanisms.gradients.record_gradients import RecordGradients
 from mechanisms.metric import IDENTITY, Metric, transform
-from mechanisms.sampling import CohortData
+from mechanisms.sampling import NULL, CohortData
 
 CANARY_ENTRIES = 2**23
 """Maximum gradient entries of canaries held at once."""
@@ -33,6 +33,13 @@ class ZeroedOut(CohortData):
     def sizes(self) -> Tensor:
         """``n_k``, float64 ``[K]``, null records included."""
         return torch.tensor(self.public_sizes, dtype=torch.float64)
+
+    def slots(self) -> list[np.ndarray]:
+        """Record numbers, and `NULL` up to the public size."""
+        return [
+            np.append(own, np.full(size - len(own), NULL))
+            for own, size in zip(self.records, self.public_sizes, strict=True)
+        ]
 
 
 class CanaryGradients:
