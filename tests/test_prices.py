@@ -46,7 +46,7 @@ RUNS = {
     "dpsur selective": "--mechanism dpsur --dpsur-accounting selective --dpsur-validation-noise 2",
     "dpis": "--mechanism dpis",
     "dphero": "--mechanism dphero --hero-clipping isotropic --hero-floor 0.4",
-    "screening": "--mechanism screening --noise-multiplier 20 --epsilon none",
+    "screening": "--mechanism screening --noise-multiplier 20 --epsilon none --rounds 2",
     "dpagd": "--mechanism dpagd",
 }
 CLAIMS = (PaperClaim.kind, ClassicClaim.kind)

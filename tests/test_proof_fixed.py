@@ -66,7 +66,9 @@ def test_merged_outcomes_cost_more_however_few_they_are(monkeypatch):
 @pytest.mark.parametrize(
     ("event", "count"),
     [
-        (FixedBatchGaussian(210.0, 2_000.0, 3.4136796297843546), 1_000),
+        pytest.param(
+            FixedBatchGaussian(210.0, 2_000.0, 3.4136796297843546), 1_000, marks=pytest.mark.slow
+        ),
         (FixedBatchGaussian(32.0, 100.0, 3.0), 60),
     ],
 )

@@ -98,20 +98,16 @@ def proved(charges: dict[Event, int], least: float) -> bool:
     return printed.order is None and least * printed.epsilon < low < high <= printed.epsilon
 
 
-def test_what_is_printed_for_hidden_steps_beside_others_is_proved():
-    hidden = DpsurStep(1.0, 8.0, 0.02, 0.9, -1.0, "selective")
-    assert proved({hidden: 40, SampledGaussian(0.05, 2.0): 10}, 0.65)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "charges",
     [
         {ALL: 40},
         {ALL: 20, SampledGaussian(0.05, 2.0): 10},
+        {DpsurStep(1.0, 8.0, 0.02, 0.9, -1.0, "selective"): 40, SampledGaussian(0.05, 2.0): 10},
         {ScreenedStep(1.0, 9.0, 0.01, 0.3, "clipped"): 40, ALL: 2},
     ],
-    ids=["seen", "beside others", "two kinds"],
+    ids=["seen", "beside others", "hidden beside others", "two kinds"],
 )
 def test_what_is_printed_for_tested_steps_is_proved(charges):
     assert proved(charges, 0.65)

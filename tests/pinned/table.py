@@ -58,13 +58,13 @@ MECHANISMS = {
     "--hero-floor=0.5 --sample-rate=0.5".replace("--batch-size=4 ", ""),
     "dphero-quantile": f"{SMALL} --mechanism=dphero --clip-quantile=0.3 --keep-state "
     "--optimizer=adam --lr=0.1",
-    "screening": f"{SMALL} --mechanism=screening --screening-clip=0.3 --epsilon=90",
+    "screening": f"{SMALL} --mechanism=screening --screening-clip=0.3 --epsilon=90 --rounds=2",
     "screening-public": f"{SMALL} --mechanism=screening --screening-data=public "
     "--public-records=14 --screening-gain=40 --screening-stages=2",
     "screening-unproved": f"{SMALL} --mechanism=screening --screening-clip=none --allow-unproved "
     "--forced-after=2 --screening-q0=3 --epsilon=none",
     "screening-tests": f"{SMALL} --mechanism=screening --screening-rate=0.5 --screening-q0=2 "
-    "--screening-cap-share=0.3 --epsilon=120 --momentum=0.5 --keep-state",
+    "--screening-cap-share=0.3 --epsilon=120 --momentum=0.5 --keep-state --rounds=2",
     "dpagd": (
         f"{GIVEN} --mechanism=dpagd --epsilon=30 --steps=2 --rounds=4 --agd-window=2",
         REPORT,
@@ -114,7 +114,7 @@ STRATEGIES = {
     "fedfed-prototypes": f"{SMALL} --strategy=fedfed --prototype-features=distilled "
     "--distill-rounds=1 --share-noise=4 --share-clip=2",
     "fedfed-screening": f"{SMALL} --strategy=fedfed --mechanism=screening --epsilon=90 "
-    "--fraction=0.7 --shared-weight=0.4",
+    "--fraction=0.7 --shared-weight=0.4 --rounds=2",
     "standardized": f"{GIVEN} --batch-size=4 --epsilon=9 --standardize=private "
     "--standardize-noise=3 --standardize-clip=2".replace("records", "photos"),
     "standardized-fedfed": (
