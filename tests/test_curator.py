@@ -33,6 +33,8 @@ from sim.engines.inline import inline_exchange
 from sim.phases import training, trust
 from sim.phases.build import build
 from sim.showing import wording
+from strategies.fedavg import fedavg
+from strategies.settings import Aggregation
 from tests import small, worlds
 from tests.gaussian import SPOILERS, alarms
 
@@ -394,6 +396,11 @@ def test_trusting_the_server_is_as_accurate_as_one_client_with_all_records(tmp_p
     assert abs(one.mean() - trust.mean()) < 4 * error + 0.01 and one.mean() > 0.75
 
 
+def drifting():
+    """FedAvg whose guide moves clients without any record, too: as far as a record does."""
+    return replace(fedavg(Aggregation()), guide=lambda _: lambda params, gradient: gradient + 1.0)
+
+
 REFUSED = {
     "--mechanism=dpsur": "mechanism is dpsur",
     "--mechanism=none": "mechanism is none",
@@ -401,6 +408,7 @@ REFUSED = {
     "--strategy=fednova": "strategy is fednova",
     "--strategy=fedprox": "strategy is fedprox",
     "--unit=client --strategy=fedfed": "strategy is fedfed",
+    "--unit=client --strategy=tests.test_curator:drifting": "strategy is tests.test_curator:drif",
     "--steps=2": "steps is 2",
     "--epochs=2": "epochs is 2",
     "--fraction=0.5": "fraction is 0.5",

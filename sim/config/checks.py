@@ -203,9 +203,9 @@ def _check_trust(config: Config) -> None:
             "standardize is private, for which each client adds noise of its own: use "
             "--standardize none, or --trust local"
         )
-    name = config.strategy.strategy
-    strategy = strategy_of(config.strategy, config.fedfed)
-    guides = strategy.guide is not alone and (by_record or name == "fedfed")
+    name, strategy = config.strategy.strategy, strategy_of(config.strategy, config.fedfed)
+    moves_null = name != "fedprox"  # whose pull is 0 at the round's model; a null client sends 0
+    guides = strategy.guide is not alone and (by_record or moves_null)
     if guides or strategy.sent is not UPDATE or strategy.each is not None or strategy.personal:
         raise ValueError(
             f"strategy is {name}, which needs more of the clients than a bounded sum: use "
