@@ -135,8 +135,9 @@ def client_app(
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
+        request = decode_request(message.content)
         node = node_of(settings_of(message.content), context)
-        return Message(encode_upload(node.train(decode_request(message.content))), reply_to=message)
+        return Message(encode_upload(node.train(request)), reply_to=message)
 
     @app.query()
     def query(message: Message, context: Context) -> Message:

@@ -123,7 +123,17 @@ class GroupData:
         return CohortData(self.x, self.y, [self.records(int(c)) for c in clients])
 
     def parts(self, clients: np.ndarray) -> list[np.ndarray]:
-        """Positions in ``clients`` of each chunk's members, in chunk order; empty ones left out."""
+        """Positions in ``clients`` of each chunk's members, in chunk order; empty ones left out.
+
+        Raises:
+            ValueError: one is not of this group.
+        """
+        numbers = np.concatenate(self.chunks)
+        if not (known := np.isin(clients, numbers)).all():
+            raise ValueError(
+                f"client {clients[~known][0]} is not of this group, which has {len(numbers)}: give "
+                "the server and all nodes the same settings and data set"
+            )
         return [part for part in alike(self._chunk_of[clients]) if part.size]
 
     @cached_property
@@ -161,11 +171,15 @@ class Node:
         In a release the finished upload is kept on disk, for the server to find after a crash.
 
         Raises:
-            ValueError: training diverged.
+            ValueError: training diverged; or, before anything is charged, the request is not for
+                these clients and this model.
         """
         training, data, kept = self._training, self._data, self._client_state or NoState()
         size = training.gradients.layout.size
         models = {0: request.params, **request.earlier}
+        for model in models.values():
+            _check(model, size, training.sent.extra)
+        parts = list(self._parts(request))
         told = {n: place(torch.tensor(one), data.x.device) for n, one in models.items()}
         sum_of = WholeSum if training.sent.whole else WeightedSum
         total = sum_of(size + training.sent.extra)
@@ -173,7 +187,7 @@ class Node:
         # releases are settled before the state that they left is kept: a crash between the two must
         # not leave a state whose releases the filter does not know
         with kept.round(request.round), self._purse.open(request, data.x.device) as opened:
-            for part, behind in self._parts(request):
+            for part, behind in parts:
                 allowed, start = opened.allow(part), told[behind][:size]
                 cohort = training.cohort(allowed, data, start)
                 end = kept.keep(
@@ -203,3 +217,16 @@ class Node:
             else:
                 ages = request.behind[part]
                 yield from ((part[ages == age], int(age)) for age in np.unique(ages))
+
+
+def _check(model: np.ndarray, size: int, extra: int) -> None:
+    """Refuse a model that is not this node's.
+
+    Raises:
+        ValueError: its numbers are not float32, or not as many, with what may follow them.
+    """
+    if model.dtype != np.float32 or model.shape not in ((size,), (size + extra,)):
+        raise ValueError(
+            f"the server's model is {model.dtype} of shape {model.shape}, and this node's float32 "
+            f"of shape {(size,)}: give the server and all nodes the same settings and data set"
+        )

@@ -51,12 +51,15 @@ class SharingNode:
         """Draw the release of every requested client; a repeated draw is charged again.
 
         Individually released records carry their client's number; sums are added over the group.
+
+        Raises:
+            ValueError: a client is not of this group; nothing is charged.
         """
         data, device = self._data, self._data.x.device
         release = self._release_of(request.params)
-        total, records = WeightedSum(release.size), []
+        total, records, parts = WeightedSum(release.size), [], data.parts(request.clients)
         with self._purse.open(request, device) as opened:
-            for part in data.parts(request.clients):
+            for part in parts:
                 allowed = opened.allow(part)
                 own = [
                     torch.from_numpy(data.records(c)).to(device) for c in allowed.clients.tolist()

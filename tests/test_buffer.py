@@ -96,7 +96,8 @@ def test_a_late_update_is_that_of_its_model_and_counts_less(tmp_path, strategy):
     plain, late = (World(tmp_path / name, given) for name in ("plain", "late"))
     begun = training.federation(plain.job, plain.folder).initial
     number, who = np.array([0]), np.ones(1, dtype=np.int64)
-    ask = loop.TrainRequest(5, 0, "round-5", number, who, begun)
+    group = int(plain.job.group_of[0])
+    ask = loop.TrainRequest(5, group, "round-5", number, who, begun)
     behind = replace(ask, params=begun + 1, behind=np.array([2]), earlier={2: begun})
     (one,), (other,) = (
         plain.exchange(plain.folder, None)([ask]),

@@ -24,14 +24,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from flwr.app import Array, Context, Error, Message, RecordDict
+from flwr.app import Array, Context, Error, Message, MessageType, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.common.config import parse_config_args
 from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
-from client.app import decode_request, decode_upload, encode_request, encode_upload
+from client.app import client_app, decode_request, decode_upload, encode_request, encode_upload
 from client.messages import TrainRequest, Upload
 from mechanisms.accounting.events import Gaussian, PaperClaim
 from mechanisms.plan import merge
@@ -825,6 +825,21 @@ def test_a_process_builds_a_run_once_and_another_run_anew(monkeypatch):
     found = [app._job(settings) for settings in (first, second)]
     assert [len(job.partition.sizes) for job in found] == [3, 4]
     assert app._job(second) is found[1] and app._job(first) is not found[0]
+
+
+@pytest.mark.parametrize("amiss", [{"group": 7}, {"settings": "{}"}, None])
+def test_nothing_is_done_for_a_request_that_is_damaged(amiss):
+    """Kills a node that is built before its request is compared: it opens a ledger."""
+    built: list[object] = []
+    numbers = np.array([1, 5], np.int64)
+    request = TrainRequest(3, 1, "round-3", numbers, numbers, np.ones(2, np.float32))
+    content = encode_request(request, {"settings": "[]", "run_dir": "x"}) if amiss else RecordDict()
+    for name, value in (amiss or {}).items():
+        content["config"][name] = value
+    asked = Message(content, 1, MessageType.TRAIN)
+    with pytest.raises(ValueError, match="a request is damaged"):
+        client_app(lambda *given: built.append(given))(asked, Context(1, 1, {}, RecordDict(), {}))
+    assert not built
 
 
 @pytest.mark.parametrize("metrics", [{}, {"kept": (1.5, 3), "of": (0.1, 1)}])

@@ -128,6 +128,30 @@ def test_an_upload_is_the_exact_weighted_sum_of_the_clients_updates(tmp_path):
     np.testing.assert_allclose(whole.total / SCALE, weighted, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("amiss", "said"),
+    [
+        (
+            {"params": np.zeros(5, np.float32)},
+            r"float32 of shape \(5,\), and this node's .*\(53,\)",
+        ),
+        ({"params": np.zeros(54, np.float32)}, r"the server's model is float32 of shape \(54,\)"),
+        ({"params": np.zeros((1, 53), np.float32)}, r"the server's model is float32 of shape"),
+        ({"params": np.zeros(53)}, "the server's model is float64"),
+        ({"behind": np.array([0, 1]), "earlier": {1: np.zeros(5, np.float32)}}, "the server's"),
+        ({"clients": np.array([0, 1])}, "client 1 is not of this group, which has 2: give"),
+        ({"clients": np.array([0, 9])}, "client 9 is not of this group"),
+        ({"clients": np.array([-1, 2])}, "client -1 is not of this group"),
+    ],
+)
+def test_a_request_for_other_clients_or_another_model_costs_nothing(tmp_path, amiss, said):
+    """As of a server with another data set. It was paid for, and failed then."""
+    asked = dataclasses.replace(request(1, [0, 2]), **amiss)
+    with pytest.raises(ValueError, match=said):
+        node(tmp_path, chunks=[[0], [2]], seed=None).train(asked)
+    assert read(tmp_path / "ledger") == {}
+
+
 @pytest.mark.parametrize("asked", [[], [3], [2, 3], [0, 1, 2, 3], [0, 1, 2, 3, 5]])
 def test_asked_clients_are_parted_by_their_chunks(asked):
     """Each in the place where it was asked, in the order of the chunks. Kills a chunk that is asked
