@@ -12,6 +12,9 @@ from mechanisms.plugins import one_line
 from strategies.strategy import ServerState, Strategy
 
 PARAMETERS, MAX_CLIENTS = 7, 1000
+MAX_WEIGHT = 2**27
+"""Of all clients together: weighted sums have room for 2^31 (`client.sums`), and so for updates of
+up to 16."""
 
 
 def check(name: str, strategy: Strategy, clients: int) -> None:
@@ -23,8 +26,8 @@ def check(name: str, strategy: Strategy, clients: int) -> None:
         clients: how many answer in a round.
 
     Raises:
-        ValueError: it fails, returns no weights, or no state and finite model, differs when it is
-            called again, or leaves the model as it is although it looks at every client.
+        ValueError: it fails, returns no state and finite model, differs when it is called again,
+            or leaves the model as it is although it looks at every client.
     """
     said = f"strategy = {name!r}"
     with _naming(said):
@@ -49,7 +52,6 @@ def _after(strategy: Strategy, clients: int) -> np.ndarray:
     state, columns = strategy.init(params), PARAMETERS + strategy.sent.extra
     updates = np.cos(np.arange(1.0, 1 + clients * columns)).reshape(clients, columns)
     weights = np.arange(1, 1 + clients)
-    _check_weights(strategy.weights(weights), clients)
     for _ in range(2):
         if strategy.each is None:
             state, params = strategy.aggregate(state, params, weights @ updates / weights.sum())
@@ -92,14 +94,27 @@ def _naming(said: str) -> Iterator[None]:
         raise ValueError(f"{said} fails ({one_line(error)}): correct it") from error
 
 
-def _check_weights(weights: np.ndarray, clients: int) -> None:
-    found = np.asarray(weights)
-    whole = isinstance(weights, np.ndarray) and found.dtype.kind in "iu"
-    if not whole or found.shape != (clients,) or found.min() < 0:
-        raise ValueError(
-            f"its weights are of {found.dtype} and shape {found.shape} for {clients} clients: "
-            "return an array with an integer of at least 0 for each"
-        )
+def check_weights(name: str, strategy: Strategy, sizes: np.ndarray) -> None:
+    """Refuse a strategy that cannot weight the clients with these numbers of records ``[clients]``.
+
+    Raises:
+        ValueError: it fails, does not give each an integer of at least 0, or gives all none, or
+            more than sums have room for.
+    """
+    with _naming(f"strategy = {name!r}"):
+        weights, clients = strategy.weights(sizes.copy()), len(sizes)
+        found = np.asarray(weights)
+        whole = isinstance(weights, np.ndarray) and found.dtype.kind in "iu"
+        if not whole or found.shape != (clients,) or found.min() < 0:
+            raise ValueError(
+                f"its weights are of {found.dtype} and shape {found.shape} for {clients} clients: "
+                "return an array with an integer of at least 0 for each"
+            )
+        if not 1 <= (total := sum(found.tolist())) <= MAX_WEIGHT:
+            raise ValueError(
+                f"its weights of {clients} clients, with {sizes.min()} to {sizes.max()} records, "
+                f"add up to {total}, which must be from 1 to {MAX_WEIGHT}: scale them"
+            )
 
 
 def _check(state: ServerState, params: np.ndarray, size: int) -> None:

@@ -143,6 +143,14 @@ def fractional():
     return slow(lambda sizes: sizes / 3)
 
 
+def weighting(one):
+    return slow(lambda sizes: np.full(len(sizes), one))
+
+
+def tabled():
+    return slow(lambda sizes: np.array([1, 2])[sizes])
+
+
 def late(weights, what):
     def aggregate(state, params, update):
         if state["rounds"] == 2 and what == "raises":
@@ -378,6 +386,15 @@ REFUSED = [
         "--strategy mine:fractional",
         "its weights are of float64 and shape (5,) for 5 clients: return",
     ),
+    (
+        "--strategy mine:weighting --strategy-settings one=0",
+        "its weights of 5 clients, with 230 to 366 records, add up to 0, which must be from 1 to 134217728: scale",
+    ),
+    (
+        "--strategy mine:weighting --strategy-settings one=99999999",
+        "add up to 499999995, which must",
+    ),
+    ("--strategy mine:tabled", "strategy = 'mine:tabled' fails (IndexError: index 366 is out of"),
     ("--strategy mine:needy", "it needs other, and is given no more than those of weights that"),
     ("--strategy mine:forgetful", "mine:forgetful' fails (KeyError: 'rate'): correct it"),
     ("--strategy mine:slow --strategy-settings b=1", "with strategy_settings = {'b': 1} fails (Ty"),

@@ -35,6 +35,7 @@ from sim.phases import course, sharing, training, trust
 from sim.phases.generator import rounds as generator_rounds
 from sim.phases.phase import Outlook
 from sim.sources.owners import owners
+from strategies import trial
 from strategies.registry import strategy_of
 
 MAX_SINGLE = 2000
@@ -56,6 +57,8 @@ def build(config: Config, workers: int | None = None, features: Path | None = No
     model = model_of(config, dataset, words)
     check_delta(config, len(dataset.y))
     check_sizes(config, parts.sizes)
+    if ":" in (own := config.strategy.strategy):
+        trial.check_weights(own, strategy_of(config.strategy, config.fedfed), parts.sizes)
     plans = course.plan(Outlook(config, dataset.x.shape[1:], parts.sizes, holdout is not None))
     if sharing.NAME in plans and words:
         raise ValueError(
