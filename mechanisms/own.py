@@ -74,6 +74,37 @@ def checked(name: str, given: Mechanism) -> Mechanism:
     )
 
 
+def check_round(
+    name: str, mechanism: Mechanism, cohort: Cohort, params: torch.Tensor, keeps: bool
+) -> None:
+    """Refuse a mechanism that fails in the first step of a round, before anything is paid for it.
+
+    Args:
+        name: what the user calls it, for messages.
+        mechanism: as `checked` gives it.
+        cohort: made-up clients.
+        params: the model ``[P]``.
+        keeps: whether clients keep the mechanism's lasting memory.
+
+    Raises:
+        ValueError: it fails, or its lasting memory is not there from the start.
+    """
+    state = mechanism.start(cohort, params)
+    with _naming(name):
+        missing = [one for one in mechanism.lasting if one not in state.memory]
+    if keeps and missing:
+        raise ValueError(
+            f"mechanism = {name!r} has lasting = {mechanism.lasting!r}, and its start remembers "
+            f"{', '.join(state.memory) or 'nothing'}: name in lasting what start remembers, or "
+            "leave --keep-state out"
+        )
+    if mechanism.active is not None:
+        mechanism.active(cohort, state)
+    state = mechanism.step(cohort, state)
+    mechanism.metrics(cohort, state)
+    mechanism.realized(cohort, state)
+
+
 def check_charges(name: str, plan: Plan, rounds: int) -> None:
     """Refuse a plan with a round that costs nothing in the certified column.
 

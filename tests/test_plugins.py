@@ -112,6 +112,7 @@ ENDLESS = replace(
     PLAIN, step=lambda cohort, state: state, active=lambda cohort, state: state.taken < 1
 )
 BAD_METRIC = replace(PLAIN, metrics=lambda cohort, state: {"size": state.params.mean()})
+LASTING = replace(PLAIN, lasting=("pace",))
 BAD_REALIZED = replace(PLAIN, realized=lambda cohort, state: [])
 CLAIMED = charging(lambda noise: PaperClaim(0.5, noise))
 ONCE = replace(PLAIN, plan=lambda terms, noise: Once(**vars(PLAIN.plan(terms, noise))))
@@ -388,7 +389,7 @@ REFUSED = [
     ),
     (
         "--strategy mine:weighting --strategy-settings one=0",
-        "its weights of 5 clients, with 230 to 366 records, add up to 0, which must be from 1 to 134217728: scale",
+        "its weights of 5 clients, with 230 to 366 records, add up to 0, which must be from 1 to ",
     ),
     (
         "--strategy mine:weighting --strategy-settings one=99999999",
@@ -439,20 +440,41 @@ def test_a_strategy_that_fails_late_is_named(what, said):
         run(what, *own, "--rounds", "3")
 
 
+@pytest.mark.parametrize("more", [[], ["--release"]])
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("BAD_START", "fails (TypeError: it returns a Tensor, not a LocalState): correct it"),
+        ("BAD_STEP", "fails (AttributeError: 'LocalState' object has no attribute 'remembered'): "),
+        ("BAD_SHAPE", "fails (TypeError: it returns params of shape (1, 649), not (1, 650)): corr"),
+        ("BAD_METRIC", "fails (TypeError: metric 'size' is (), not a tensor of shape (1,)): corr"),
+        ("BAD_REALIZED", "fails (TypeError: it realized 0 charges for 1 clients): correct it"),
+        ("LASTING", "has lasting = ('pace',), and its start remembers clip_norm: name in lasting"),
+    ],
+)
+def test_a_mechanism_that_fails_in_its_first_step_costs_nothing(tmp_path, capsys, name, said, more):
+    """It left a run directory that had paid for a round. Kills a trial of the plan alone."""
+    own = ["--mechanism", f"mine:{name}", "--keep-state", *more, "--out", "runs"]
+    assert main_guard(command, [*SMALL.split(), *own]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: mechanism = 'mine:{name}' {said}") and error.count("\n") == 1
+    assert not list(tmp_path.glob("runs/*"))
+
+
+@pytest.mark.usefixtures("no_report")
+def test_what_a_mechanism_would_keep_is_not_looked_for_where_nothing_is_kept():
+    run("fleeting", "--mechanism", "mine:LASTING")
+
+
 @pytest.mark.usefixtures("no_report")
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("BAD_START", "TypeError: it returns a Tensor, not a LocalState"),
-        ("BAD_STEP", "AttributeError: 'LocalState' object has no attribute 'remembered'"),
-        ("BAD_SHAPE", r"TypeError: it returns params of shape \(5, 649\), not \(5, 650\)"),
         ("BAD_ACTIVE", r"TypeError: active is \(1,\), not a tensor of shape \(5,\)"),
         (
             "MORE_STEPS",
             "TypeError: active goes on after 2 steps, and its plan has 2, for which it pays",
         ),
-        ("BAD_METRIC", r"TypeError: metric 'size' is \(\), not a tensor of shape \(5,\)"),
-        ("BAD_REALIZED", "TypeError: it realized 0 charges for 5 clients"),
     ],
 )
 def test_a_mechanism_that_fails_in_a_round_is_named(name, said):

@@ -21,6 +21,7 @@ from sim.data.holdout import Held, Holdout, hold_back, hold_out, set_aside
 from sim.data.partition import Partition, given, partition
 from sim.data.words import Words, words_of
 from sim.features.loading import load
+from sim.job import first_step
 from sim.job.chunks import chunk_width, device_width, group
 from sim.job.copies import copy_on
 from sim.job.device import device_of, memory_of
@@ -238,7 +239,8 @@ def _check_single(config: Config, clients: int) -> None:
 
 
 def _try_own(job: Job) -> None:
-    """Try a loss and a metric of the user's own on the initial model, before the run begins."""
+    """Try a loss, a metric and a mechanism of the user's own on the initial model, before the run
+    begins."""
     data, initial = job.config.data, job.gradients.layout.initial(job.model)
     if ":" in data.loss:
         x, y = _two_records(job)
@@ -246,6 +248,8 @@ def _try_own(job: Job) -> None:
         refuse_mixing(data.loss, job.objective.loss, output, y[0])
     if job.objective.whole:
         training.evaluate(job, initial.numpy())
+    if ":" in job.config.privacy.mechanism:
+        first_step.check(job)
 
 
 def with_groups(config: Config, width: int, chunks: int, workers: int) -> Config:
