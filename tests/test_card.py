@@ -125,4 +125,6 @@ def test_without_onnx_its_packages_are_named(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "onnx", None)
     with pytest.raises(ValueError, match="pip install onnx onnxscript"):
         result.to_onnx(tmp_path / "model.onnx")
+    with pytest.raises(ValueError, match="path is 3: give a path"):
+        result.to_onnx(3)
     assert not (tmp_path / "model.onnx").exists()

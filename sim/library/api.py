@@ -92,6 +92,8 @@ def audit_run(
         ValueError: a user error, with the command's message.
     """
     _check_switch("black_box", black_box)
+    if isinstance(canaries, bool):
+        raise ValueError(f"canaries is {canaries}: give a whole number")
     asked = _request(settings, config, preset, None)
     with lent():
         found = audit(asked.config, canaries, black_box, confidence, asked.config.run.quiet)

@@ -1,6 +1,7 @@
 """The result of a run, read from its directory, finished or not."""
 
 import math
+import os
 import warnings
 from pathlib import Path
 
@@ -42,7 +43,7 @@ class Result:
         Raises:
             ValueError: it is not a run directory, or a file in it is damaged.
         """
-        self.folder = Path(folder).absolute()
+        self.folder = _path("folder", folder).absolute()
         """The run directory."""
         self.config: Config = read_run(self.folder).config
         """The configuration; ``result.config.value(name)`` is a setting."""
@@ -172,7 +173,8 @@ class Result:
             ValueError: as `model`; the extra ``[onnx]`` is not installed, or the model has an
                 operation that ONNX lacks.
         """
-        return export(self.model(), self._example(), Path(path))
+        place = _path("path", path)
+        return export(self.model(), self._example(), place)
 
     def _example(self) -> torch.Tensor:
         """Two records of zeros, as the model takes them."""
@@ -202,3 +204,14 @@ class Result:
         spent = wording.epsilon(self.epsilon, infinite="inf")
         numbers = f"{len(self.rounds)} rounds, accuracy {accuracy}, epsilon {spent}"
         return f"Result({str(self.folder)!r}: {state}, {numbers})"
+
+
+def _path(name: str, given: str | os.PathLike[str]) -> Path:
+    """An argument that is a path.
+
+    Raises:
+        ValueError: it is something else.
+    """
+    if not isinstance(given, str | os.PathLike):
+        raise ValueError(f"{name} is {given!r}: give a path")
+    return Path(given)

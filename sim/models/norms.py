@@ -17,9 +17,11 @@ def to_group_norm(module: nn.Module) -> list[str]:
         A line for each change: where, what it was, and what it is.
 
     Raises:
-        ValueError: the module is itself one, or one is lazy and has not seen a record; nothing is
-            changed.
+        ValueError: it is no module, or itself one, or one is lazy and has not seen a record;
+            nothing is changed.
     """
+    if not isinstance(module, nn.Module):
+        raise ValueError(f"module is {module!r}: give a torch.nn.Module")
     found = [one for one in module.named_modules() if isinstance(one[1], _BatchNorm)]
     for path, norm in found:
         if norm is module or not norm.num_features:
