@@ -419,6 +419,9 @@ def test_without_a_time_limit_there_is_one_seed_and_no_leaderboard():
         (["absent", "--budget=publish"], "argument --budget: invalid choice: 'publish'"),
         (["absent", "--seeds=x"], "argument --seeds: 'x' must be integers with commas between"),
         ([], "the following arguments are required: RECIPE; python -m sim.bench --help lists"),
+        (["absent", "--cells", ""], "argument --cells: '' is no path, and . is this folder: give"),
+        (["absent", "--out="], "argument --out: '' is no path"),
+        (["absent", "--page="], "argument --page: '' is no path"),
     ],
 )
 def test_arguments_that_cannot_be_read_are_one_line(capsys, words, said):

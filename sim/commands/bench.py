@@ -48,7 +48,7 @@ def parser(program: str) -> argparse.ArgumentParser:
     cores, out = os.cpu_count() or 1, Path("runs/bench")
     new.add_argument("--processes", type=int, default=cores, help="runs at a time (CPU cores)")
     new.add_argument(
-        "--out", type=Path, default=out, help="folder of tables and runs (%(default)s)"
+        "--out", type=_path, default=out, help="folder of tables and runs (%(default)s)"
     )
     new.add_argument(
         "--tries",
@@ -62,9 +62,9 @@ def parser(program: str) -> argparse.ArgumentParser:
     until = "fill the leaderboard up to this time of day, such as 09:30"
     end.add_argument("--until", type=_moment, help=until)
     cells = "folder of result files (with a time limit: benchmarks/results/cells)"
-    new.add_argument("--cells", type=Path, help=cells)
+    new.add_argument("--cells", type=_path, help=cells)
     page = "the leaderboard's file (with a time limit: docs/leaderboard.md)"
-    new.add_argument("--page", type=Path, help=page)
+    new.add_argument("--page", type=_path, help=page)
     folder = "folder of downloaded data sets; else $DP_FED_DATA, or the user's cache"
     new.add_argument("--data-dir", help=folder)
     return new
@@ -124,6 +124,12 @@ def _completed(given: argparse.Namespace) -> float | None:
         given.cells or (ROOT / "benchmarks" / "results" if checkout else given.out) / "cells"
     )
     return time.monotonic() + wait
+
+
+def _path(text: str) -> Path:
+    if not text:
+        raise argparse.ArgumentTypeError("'' is no path, and . is this folder: give a path")
+    return Path(text)
 
 
 def _recipe(text: str) -> Path:
