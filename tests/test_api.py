@@ -2,6 +2,7 @@
 that can be opened."""
 
 import contextlib
+import ctypes
 import inspect
 import json
 import math
@@ -348,6 +349,19 @@ def test_what_a_run_changes_in_the_process_is_put_back():
         torch.set_num_threads(2)
         raise KeyError
     assert process() == before
+
+
+def test_a_handler_that_is_replaced_without_pythons_knowledge_is_put_back():
+    """As Ray does: a program's own was lost, and Python said that it was there."""
+    heard: list[int] = []
+    before = signal.signal(signal.SIGURG, lambda number, _: heard.append(number))
+    try:
+        with lent():
+            ctypes.CDLL(None).signal(signal.SIGURG, None)
+        os.kill(os.getpid(), signal.SIGURG)
+    finally:
+        signal.signal(signal.SIGURG, before)
+    assert heard == [signal.SIGURG]
 
 
 def test_a_run_computes_on_its_own_device_whatever_the_callers_default_is():

@@ -1,7 +1,11 @@
 """Who sends a request again when a Ray worker has died: the engine, in a simulation alone."""
 
+import ctypes
 import gc
 import os
+import re
+import signal
+import time
 import weakref
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,6 +25,7 @@ from sim.engines.cluster import starting
 from sim.engines.ray_grid import TRIES, RayGrid, grid_of
 from sim.phases import training
 from tests import phases
+from tests.processes import NEEDS_PROC
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,6 +120,31 @@ def waiting(monkeypatch, fault: Exception | None, tries: int = 1, most: int = TR
 
     monkeypatch.setattr(ray_grid.ray, "get", get)
     return grid
+
+
+@NEEDS_PROC
+def test_sigterm_reaches_the_program_as_before(monkeypatch):
+    """Ray sets a handler without Python's knowledge, which printed a stack and ended the process.
+    Kills one that is set again before Ray has started."""
+
+    def catches() -> bool:
+        caught = re.search(r"SigCgt:\s*(\w+)", Path("/proc/self/status").read_text())
+        return bool(caught and int(caught[1], 16) >> (signal.SIGTERM - 1) & 1)
+
+    def start(run: object) -> None:
+        time.sleep(0.1)
+        ctypes.CDLL(None).signal(signal.SIGTERM, None)
+        assert not catches()
+
+    monkeypatch.setattr(clusters, "_start", start)
+    monkeypatch.setattr(clusters, "_stop", lambda started: None)
+    before = signal.signal(signal.SIGTERM, lambda *_: None)
+    try:
+        with starting(load(None, {"engine": "ray"})) as cluster:
+            cluster.wait()
+            assert catches()
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def test_a_user_error_in_a_worker_is_the_users_error_here(monkeypatch):

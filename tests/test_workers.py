@@ -3,7 +3,6 @@
 import socket
 import sys
 from collections.abc import Callable
-from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -336,9 +335,7 @@ def test_a_run_whose_folder_is_taken_while_its_workers_start_is_refused(tmp_path
 def test_every_worker_has_a_group_and_is_checked_before_it_is_asked(tmp_path, monkeypatch):
     """Of 7 that there is room for. Kills cores that idle, and other versions that are let in."""
     job, started = phases.job(tmp_path, groups=3, chunk_clients=1), []
-    began = Future()
-    began.set_result(None)
-    ready = SimpleNamespace(begin=lambda: began, workers=lambda run: 7)
+    ready = SimpleNamespace(wait=lambda: None, workers=lambda run: 7)
 
     def start() -> Fake:
         started.append(Fake(f"{len(started)}", fault="" if len(started) < 2 else "no torch"))

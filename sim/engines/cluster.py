@@ -5,7 +5,9 @@ import gc
 import logging
 import math
 import os
+import signal
 import socket
+import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -37,6 +39,18 @@ class Cluster:
         if self._started is None:
             self._started = self._thread.submit(_start, self._run)
         return self._started
+
+    def wait(self) -> None:
+        """Wait until Ray has started. SIGTERM does again what it did before: with Ray's handler, it
+        would print a stack and never reach the program's own.
+
+        Raises:
+            ValueError: Ray cannot start.
+        """
+        self.begin().result()
+        handler = signal.getsignal(signal.SIGTERM)
+        if handler is not None and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, handler)
 
     def workers(self, run: Execution) -> int:
         """The number of workers of a run: as asked for, or by the GPUs or CPU cores of a named

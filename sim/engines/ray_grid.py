@@ -54,7 +54,7 @@ def grid_of(job: Job, run_dir: Path, cluster: Cluster) -> "RayGrid":
     Raises:
         ValueError: Ray cannot start, or the workers cannot.
     """
-    cluster.begin().result()
+    cluster.wait()
     run = job.config.run
     workers, gpus = min(cluster.workers(run), len(job.groups)), [0.0]
     if job.device.type == "cuda" or run.gpus_per_worker:

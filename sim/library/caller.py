@@ -58,8 +58,10 @@ def _signals() -> list[signal.Signals]:
 
 
 def _restore_signals(before: dict[signal.Signals, Any]) -> None:
+    """Set again what a program has set, too: Ray replaces handlers without Python's knowledge."""
     for number, handler in before.items():
-        if handler is not None and signal.getsignal(number) != handler:
+        changed = signal.getsignal(number) != handler or handler is not signal.SIG_DFL
+        if handler is not None and changed:
             signal.signal(number, handler)
 
 
