@@ -244,6 +244,15 @@ def test_bounds_of_a_verified_run_are_rounded_outward(capsys):
     assert cells == ["0, 1", *figures, "confirmed"]
 
 
+@pytest.mark.parametrize(
+    ("slack", "said"), [(0.01, "at most 1 % above its"), (math.inf, "a lower bound is 0. Verified")]
+)
+def test_how_near_a_verified_run_is_to_its_lower_bounds(capsys, slack, said):
+    rest = {"histories": 0, "slack": slack, "seconds": 1.0, "not_proved": "", "note": ""}
+    shown.show_verified({"verified": [], "confirmed": True} | rest)
+    assert f"Every epsilon is proved, and {said}" in capsys.readouterr().out
+
+
 def test_each_first_word_is_priced_here_or_by_what_a_run_pays():
     """DPAGD's plan has a price of its own alone: its allotment (tests/test_prices.py)."""
     assert {case.split()[0] for case in CASES} | {"dpagd"} == FIRST_WORDS.keys()

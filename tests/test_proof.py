@@ -126,6 +126,32 @@ def test_the_bounds_of_sampled_steps_hold_their_exact_epsilon(q, s, steps):
     assert low <= exact_epsilon(q, s, steps) <= high <= low * 1.002
 
 
+@pytest.mark.parametrize(
+    ("rate", "noise"), [(1e-179, 0.039), (1e-181, 0.039), (1e-200, 1e6), (5e-324, 0.005)]
+)
+def test_steps_that_hardly_look_at_any_record_cost_nothing(rate, noise):
+    """Their losses are too rare for a lattice: it had a billion points, or none."""
+    assert proof.interval({events.SampledGaussian(rate, noise): 1}, "1e-5", None, 8.0) == (0.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("steps", "free"),
+    [
+        ([(Sampled(0.1, 1.0), 1)], 0.0383),
+        ([(Sampled(0.1, 1.0), 1), (Sampled(1.0, 1.0), 1)], 0.0383 + 0.3829),
+        ([(Sampled(1.0, 4.0), 6)], 6 * 0.0995),
+    ],
+)
+def test_steps_cost_nothing_up_to_a_delta_of_their_total_variations(steps, free):
+    """Kills one step's variation for that of all, and a law that is forgotten: of half of it no
+    bound is 0 here."""
+    with ctx.workprec(proof.BITS):
+        bounds = [
+            proof.outward(*lattice.epsilon(steps, arb(part * free), 0.03)) for part in (1.01, 0.4)
+        ]
+    assert bounds[0] == (0.0, 0.0) and bounds[1][0] > 0.0
+
+
 def test_the_bounds_of_different_steps_hold_their_exact_epsilon():
     """Gaussians compose to one, whose epsilon has a closed form."""
     steps = [(Sampled(1.0, 3.0), 4), (Sampled(1.0, 5.0), 2)]

@@ -1,6 +1,7 @@
 """Prints the answers of ``python -m sim.account`` as tables, or as one JSON object."""
 
 import json
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -75,8 +76,12 @@ def show_verified(result: Entries) -> None:
     _show_table(heads, shown)
     all_ = result["histories"]
     which = "Every epsilon" if len(rows) == all_ else f"Each of the {len(rows)} largest epsilons"
+    slack = result["slack"]
+    near = "a lower bound is 0"
+    if math.isfinite(slack):
+        near = f"at most {100.0 * slack:.2g} % above its lower bound"
     verdict = (
-        f"{which} is proved, and at most {100.0 * result['slack']:.2g} % above its lower bound."
+        f"{which} is proved, and {near}."
         if result["confirmed"]
         else "Not confirmed: an epsilon is not proved to be an upper bound."
     )

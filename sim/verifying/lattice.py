@@ -40,8 +40,13 @@ class Losses(NamedTuple):
 def epsilon(steps: Sequence[tuple[Law, int]], delta: arb, fineness: float) -> tuple[arb, arb]:
     """A lower and an upper bound on the epsilon of positive numbers of each law's steps.
 
-    The spacing is ``fineness`` of a step's standard deviation of the loss.
+    The spacing is ``fineness`` of a step's standard deviation of the loss. Steps whose total
+    variations add up to no more than delta cost nothing; their losses may be too rare for a
+    lattice.
     """
+    at_zero = [(law.below(arb(0)), n) for law, n in steps]
+    if sum((n * (theirs - ours) for (ours, theirs), n in at_zero), arb(0)) <= delta:
+        return arb(0), arb(0)
     variance = sum(n * law.variance() for law, n in steps) / sum(n for _, n in steps)
     spacing = arb(fineness * math.sqrt(variance))
     cells = [(_cells(law, spacing), n) for law, n in steps]
