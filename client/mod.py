@@ -25,6 +25,8 @@ from mechanisms.settings import Privacy
 
 WEIGHT = "num-examples"
 """The metric by which Flower's strategies weight replies; 1 unless it is listed as public."""
+METRICS = "metrics"
+"""The name of the reply's record of metrics."""
 LOG = logging.getLogger("flwr")
 
 Arrays = Mapping[str, np.ndarray]
@@ -92,7 +94,7 @@ class ClientDpMod:
         with np.errstate(all="ignore"):
             arrays = _shaped(start + released, sent)
         said = MetricRecord({WEIGHT: 1, **metrics})
-        content = RecordDict({name: ArrayRecord(arrays), "metrics": said})
+        content = RecordDict({name: ArrayRecord(arrays), METRICS: said})
         return Message(content, reply_to=message)
 
     def _trained(self, reply: Message, sent: Arrays) -> tuple[np.ndarray, MetricRecord]:
@@ -120,7 +122,8 @@ def _sent(message: Message) -> tuple[str, dict[str, np.ndarray]]:
     """The name and the arrays of the model in a training message.
 
     Raises:
-        ValueError: another kind of message, or none or several models.
+        ValueError: another kind of message, none or several models, or one by the name of the
+            reply's metrics.
     """
     kind = message.metadata.message_type
     if kind.partition(".")[0] != "train":
@@ -134,6 +137,11 @@ def _sent(message: Message) -> tuple[str, dict[str, np.ndarray]]:
             "send the model's arrays in one record"
         )
     ((name, record),) = message.content.array_records.items()
+    if name == METRICS:
+        raise ValueError(
+            f"the array record is named {name!r}, as the reply's metrics are, which would take its "
+            "place: name it otherwise, such as 'arrays'"
+        )
     return name, {key: array.numpy() for key, array in record.items()}
 
 

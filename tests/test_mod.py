@@ -250,6 +250,14 @@ class TestWhatLeaves:
         reply = app_of(mod, lambda arrays: arrays)(message(), context())
         assert "too large for a release" in reply.error.reason and paid(tmp_path) == {}
 
+    def test_a_model_by_the_name_of_the_metrics_costs_nothing(self, tmp_path):
+        """They took its place in a reply that had been paid for."""
+        asked = message()
+        asked.content["metrics"] = asked.content.pop("arrays")
+        reply = app_of(loose(tmp_path), lambda arrays: arrays)(asked, context())
+        assert "is named 'metrics', as the reply's metrics are" in reply.error.reason
+        assert paid(tmp_path) == {}
+
     def test_a_message_with_two_models_costs_nothing(self, tmp_path):
         asked = message()
         asked.content["others"] = ArrayRecord({"w": Array(np.zeros(2))})
