@@ -350,6 +350,7 @@ FAULTS = {
         "--noise-multiplier",
     ],
     "--out=/proc/nowhere": ["/proc/nowhere", "--out"],
+    "--out=": ["out is ''", "--out"],
     "--resume=/tmp": ["/tmp", "no run directory"],
 }
 

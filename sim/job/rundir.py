@@ -57,8 +57,10 @@ def make_parent(config: Config) -> Path:
     """The parent folder of run directories, created if missing.
 
     Raises:
-        ValueError: it cannot be created or written.
+        ValueError: it cannot be created or written, or is '', as of a variable that is not set.
     """
+    if not config.run.out:
+        raise ValueError("out is '', and . is this folder: give --out a folder")
     return make_writable("out", Path(config.run.out))
 
 
