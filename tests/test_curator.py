@@ -401,6 +401,11 @@ def drifting():
     return replace(fedavg(Aggregation()), guide=lambda _: lambda params, gradient: gradient + 1.0)
 
 
+def apart():
+    """FedAvg with which each client goes on from its own model."""
+    return replace(fedavg(Aggregation()), personal=True)
+
+
 REFUSED = {
     "--mechanism=dpsur": "mechanism is dpsur",
     "--mechanism=none": "mechanism is none",
@@ -417,6 +422,7 @@ REFUSED = {
     "--keep-state": "keep_state is on",
     "--personal-layers=1": "personal_layers is 1",
     "--unit=client --strategy=mrmtl": "strategy is mrmtl",
+    "--unit=client --strategy=tests.test_curator:apart": "strategy is tests.test_curator:apart",
     "--optimizer=adam": "optimizer is adam",
     "--weighting=uniform": "weighting is uniform",
     "--clip-quantile=0.5": "clip_quantile is 0.5",
