@@ -52,6 +52,7 @@ def project(tmp_path: Path) -> Path:
 
 
 FORKS = """
+import os
 import sys
 from pathlib import Path
 from tests.mutants import run
@@ -60,16 +61,24 @@ folder, run.HANGS = Path(sys.argv[1]), 1
 for test in ("blind", "sees", "broken", "waits"):
     mutant = Mutant("quiet", "code_.py", "1.0", "0.0", (f"test_{test}.py",))
     print(test, run.is_killed(mutant, folder)[0])
+run.HANGS = 1000
+print(list(run.kills([mutant, mutant], folder, seconds=1)))
+try:
+    os.wait()
+except ChildProcessError:
+    print("none is left")
 """
 """In a process of its own: one with threads, as this may be, must not fork."""
 
 
 def test_a_mutant_that_no_test_kills_survives(project: Path):
-    """A test that cannot run is no kill either; one that would never end is."""
+    """A test that cannot run is no kill either; one that would never end is, and where the time is
+    over first it was not tried."""
     done = subprocess.run(
         [sys.executable, "-c", FORKS, str(project)], capture_output=True, text=True, cwd=table.ROOT
     )
-    assert done.stdout.splitlines() == ["blind False", "sees True", "broken False", "waits True"]
+    said = ["blind False", "sees True", "broken False", "waits True", "[]", "none is left"]
+    assert done.stdout.splitlines() == said
     assert (project / "code_.py").read_text() == "noise = 1.0\n"
 
 

@@ -18,7 +18,9 @@ that W is the largest of a few lines ``c u - g v``.
 Every number is an upper bound (docs/theory, Theorem 28): what floats lose is added.
 """
 
+import functools
 import math
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -43,6 +45,8 @@ STRIDE, WINDOW = 2, 16
 SETTLING = 10
 """Passes of Newton's method for the first b of a point; each next one starts where the last one
 ended, and takes one."""
+TOGETHER = 64
+"""Points that are looked at together: the numbers of more of them leave a core's cache."""
 GROWTH = 0.05
 """Of the spaces between points far away, by their distance."""
 MAX_RATIO = 1e6
@@ -140,7 +144,9 @@ class Before:
     def at(self, x: Floats) -> Floats:
         """The excess over ``max(0, 1 - x)`` at rising values from 1 on, of which the first two are
         as close as any."""
-        return self._hidden(x) if self.hidden else self._seen(x)
+        if self.hidden:
+            return self._hidden(x)
+        return np.concatenate([self._seen(x[rows]) for rows in _parts(len(x))])
 
     def _worth(self, ours: Floats, theirs: Floats) -> Floats:
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -174,8 +180,8 @@ class Before:
         for k in range(int((last - first).max()) + 1):
             line = np.minimum(first + k, last)
             c, g = starts[line], falls[line]
-            nets = [worth - c[:, None] * u + g[:, None] * v for worth, u, v in terms]
-            best = np.max(nets, axis=0).sum(axis=1)
+            nets = (worth - c[:, None] * u + g[:, None] * v for worth, u, v in terms)
+            best = functools.reduce(np.maximum, nets).sum(axis=1)
             found = c - g * x + best
             most = np.maximum(most, found + self._lost(found + 2.0 * (c + g * x), g * x))
         return most
@@ -200,14 +206,20 @@ class Before:
     def _tangents(self, y: Floats) -> tuple[Floats, Floats]:
         """Values of b and g ``[len(y), tried]``: those of a point and of the next one have the same
         g, `STRIDE` places apart."""
-        terms = self._terms(y)
         # g is near the slope of what the proposal alone makes of W
         alone = self._worth(self.masses[0], y[:, None] * self.masses[1]).sum(axis=1)
         slopes = -np.diff(alone) / np.diff(y)
         tried = np.arange(-WINDOW * STRIDE, WINDOW * STRIDE + 1) / STRIDE
         places = np.arange(len(y))[:, None] + tried
         falls = np.interp(places, np.arange(len(slopes)) + 0.5, slopes)
-        bounds, b, before = np.empty_like(falls), alone, np.zeros(len(y))
+        bounds = np.empty_like(falls)
+        for rows in _parts(len(y)):
+            bounds[rows] = self._bounds(y[rows], falls[rows], alone[rows])
+        return bounds, falls
+
+    def _bounds(self, y: Floats, falls: Floats, b: Floats) -> Floats:
+        """Values of b for those of g; the first one of each point is sought from ``b`` on."""
+        terms, bounds, before = self._terms(y), np.empty_like(falls), np.zeros(len(y))
         for k, g in enumerate(falls.T):
             paid = [(worth + g[:, None] * v, u) for worth, u, v in terms]
             b = b + (g - before) * y
@@ -218,15 +230,21 @@ class Before:
             # A is at least the lowest probability
             bounds[:, k] = b + (over + self._lost(2.0 * b + g * y, g * y)) / self.low
             before = g
-        return bounds, falls
+        return bounds
+
+
+def _parts(points: int) -> Iterator[slice]:
+    return (slice(start, start + TOGETHER) for start in range(0, points, TOGETHER))
 
 
 def _over(paid: list[tuple[Floats, Floats]], b: Floats) -> tuple[Floats, Floats]:
     """The mean of the largest ``W - b u + g v``, and A of the test that attains it; each
     ``[len(b)]``."""
-    best, accepted = np.array(-np.inf), np.array(0.0)
-    for one, u in paid:
-        net = one - b[:, None] * u
-        accepted = np.where(net > best, u, accepted)
-        best = np.maximum(net, best)
+    (one, u), *others = paid
+    best = one - b[:, None] * u
+    accepted, net, more = np.tile(u, (len(b), 1)), np.empty_like(best), np.empty_like(best, bool)
+    for one, u in others:
+        np.subtract(one, np.multiply(b[:, None], u, out=net), out=net)
+        np.copyto(accepted, u, where=np.greater(net, best, out=more))
+        np.maximum(net, best, out=best)
     return best.sum(axis=1), accepted.sum(axis=1)

@@ -17,6 +17,7 @@ import importlib
 import json
 import os
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -80,6 +81,7 @@ class Attempt:
         began, process = time.monotonic(), os.fork()
         if process == 0:
             _run(tree, tests, [f"--timeout={HANGS}"] if mutant else [])
+        os.setpgid(process, process)  # with what its tests start
         return cls(tree, mutant, whole, process, began)
 
     def end(self, status: int) -> tuple[bool, str]:
@@ -136,19 +138,22 @@ def kills(
     """Try the mutants, as many at a time as there are cores, each in a tree of its own; print a
     line for each.
 
-    None is begun after ``seconds``.
+    Those that still run after ``seconds`` were not tried.
     """
-    cores, start = os.cpu_count() or 1, time.monotonic()
+    cores, over = os.cpu_count() or 1, time.monotonic() + seconds
     trees = [
         Path(shutil.copytree(tree, tree.with_name(f"tree-{number}"))) for number in range(cores)
     ]
     waiting, running = list(reversed(chosen)), dict[int, Attempt]()
-    while running or (waiting and time.monotonic() - start < seconds):
-        while trees and waiting and time.monotonic() - start < seconds:
+    while (waiting or running) and time.monotonic() < over:
+        while trees and waiting:
             mutant = waiting.pop()
             attempt = Attempt.begin(trees.pop(), mutant.tests, mutant)
             running[attempt.process] = attempt
-        process, status = os.wait()
+        process, status = os.waitpid(-1, os.WNOHANG)
+        if not process:
+            time.sleep(0.02)
+            continue
         done = running.pop(process)
         trees.append(done.tree)
         killed, by = done.end(status)
@@ -158,6 +163,9 @@ def kills(
             flush=True,
         )
         yield done.mutant, killed
+    for process in running:
+        os.killpg(process, signal.SIGKILL)
+        os.waitpid(process, 0)
 
 
 def known() -> dict[str, str]:
