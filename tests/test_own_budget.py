@@ -428,6 +428,29 @@ def test_a_run_has_one_folder_for_each_meaning_of_its_clients(tmp_path, settings
     assert folder(quiet=True, groups=2, chunk_clients=5) == folders[0]
 
 
+def test_a_run_s_folder_is_for_the_records_that_it_began_with(tmp_path, nodes, settings):
+    """In another order a client's number means other records: if a run takes the name of one
+    that is gone, a record may pay twice by two numbers, of which the node counts one."""
+    data = dict(np.load(settings["dataset"]))
+    own, server = tmp_path / "own.npz", tmp_path / "server"
+    asked = settings | APART | {"dataset": str(own), "out": str(server), "name": "one"}
+    asked |= {"rounds": 1, "epsilon": 2.0}
+
+    def run_anew(records: dict[str, np.ndarray]) -> None:
+        shutil.rmtree(server, ignore_errors=True)
+        np.savez(own, **records)
+        app._known.clear()  # a node's process answers one message
+        serve(nodes, **asked)
+
+    run_anew(data)
+    before = files(tmp_path / "own-0")
+    with pytest.raises(RuntimeError, match=r"failed: .*records = .* is not what .* began with"):
+        run_anew({name: array[::-1] for name, array in data.items()})
+    assert files(tmp_path / "own-0") == before
+    run_anew(data)
+    assert files(tmp_path / "own-0") != before
+
+
 UNPROTECTED = [
     ({"mechanism": "none"}, "mechanism is none"),
     ({"trust": "server"}, "trust is server"),

@@ -190,8 +190,12 @@ def _node_of(config: Mapping[str, Any], context: Context) -> Answering:
         ) from fault
     policy.check_alone(job)
     folder = policy.folder_of(own, job, run_dir)
-    budget = OwnBudget(own.home, own.epsilon, own.delta)
-    return Budgeted(budget, folder, job.plans, lambda: Host(job, folder).node(group, TRAIN))
+
+    def node() -> Answering:
+        policy.check_records(folder, job)
+        return Host(job, folder).node(group, TRAIN)
+
+    return Budgeted(OwnBudget(own.home, own.epsilon, own.delta), folder, job.plans, node)
 
 
 def _consent(config: Mapping[str, Any]) -> None:

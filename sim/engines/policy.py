@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field, ValidationError, field_validator
 
+from mechanisms import durable
 from mechanisms.client_rows import is_file
 from mechanisms.plugins import plugin
 from mechanisms.settings import Settings
@@ -215,6 +216,23 @@ def folder_of(own: Policy, job: "Job", run_dir: Path) -> Path:
     known = repr((str(run_dir), config.data.model_dump_json(), config.run.seed))
     name = run_dir.name if RUN_NAME.fullmatch(run_dir.name) else "run"
     return own.home / f"{name}-{hashlib.blake2b(known.encode(), digest_size=8).hexdigest()}"
+
+
+def check_records(folder: Path, job: "Job") -> None:
+    """Refuse a run whose clients had other records before its first charge: where a client's number
+    means other records, a record may have paid by two numbers, of which the larger would count.
+
+    Raises:
+        ValueError: the folder of the run began with other records.
+    """
+    from client.own_budget import LEDGER
+    from sim.job import inputs
+
+    if (folder / LEDGER).exists():
+        inputs.check(folder, job)
+    else:
+        durable.make_folder(folder, private=True)
+        inputs.write(folder, job)
 
 
 def _check_home(setting: str, name: str, allowed: Sequence[str]) -> None:
