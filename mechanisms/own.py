@@ -28,11 +28,12 @@ def checked(name: str, given: Mechanism) -> Mechanism:
             return found
 
     def start(cohort: Cohort, params: torch.Tensor) -> LocalState:
-        with _naming(name):
+        with _naming(name), _only_read([params], cohort):
             return _state(given.start(cohort, params), len(cohort.plans), len(params))
 
     def step(cohort: Cohort, state: LocalState) -> LocalState:
-        with _naming(name):
+        held = [state.params, *state.optimizer, state.taken, *state.memory.values()]
+        with _naming(name), _only_read(held, cohort):
             return _state(given.step(cohort, state), *state.params.shape)
 
     def metrics(cohort: Cohort, state: LocalState) -> Mapping[str, torch.Tensor]:
@@ -147,6 +148,26 @@ def _of_clients(found: torch.Tensor, cohort: Cohort, what: str) -> torch.Tensor:
         form = tuple(found.shape) if isinstance(found, torch.Tensor) else type(found).__name__
         raise TypeError(f"{what} is {form}, not a tensor of shape {clients}")
     return found
+
+
+@contextmanager
+def _only_read(given: Sequence[torch.Tensor], cohort: Cohort) -> Iterator[None]:
+    """Refuse what writes into the tensors that it is given, or into the records.
+
+    Clients that are done keep the state from before a step, so that a step that writes into it
+    goes on for them, beyond what they have paid for; and a round that writes into the server's
+    model sends no update.
+    """
+    tensors = [*given, cohort.data.x, cohort.data.y]
+    before = list(map(_version, tensors))
+    yield
+    if list(map(_version, tensors)) != before:
+        raise TypeError("it writes into its state or the records, and must return new tensors")
+
+
+def _version(tensor: torch.Tensor) -> int:
+    """How often a tensor was written into; 0 for one of inference mode, which does not count it."""
+    return 0 if tensor.is_inference() else tensor._version
 
 
 @contextmanager

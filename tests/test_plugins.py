@@ -97,6 +97,14 @@ class Once(dpsgd.DpsgdPlan):
         return super().round_charges(nth) if nth == 1 else {}
 
 
+def moved(state, after):
+    return replace(after, params=state.params.copy_(after.params))
+
+
+def started(cohort, params):
+    return PLAIN.start(cohort, params.mul_(0.5))
+
+
 CHEAP, UNHEARD, FREE = charging(Cheap), charging(Unheard), charging(None)
 FALSE_PLAN = replace(PLAIN, plan=lambda terms, noise: None)
 FAILING_PLAN = replace(PLAIN, plan=lambda terms, noise: terms.own["beta"])
@@ -106,11 +114,13 @@ DEAR = replace(PLAIN, calibrate=lambda plan_of, terms: [plan_of(one, 0.1) for on
 BAD_START = replace(PLAIN, start=lambda cohort, params: params)
 BAD_STEP = replace(PLAIN, step=lambda cohort, state: state.remembered)
 BAD_SHAPE = replace(PLAIN, step=lambda cohort, state: replace(state, params=state.params[:, 1:]))
+IN_PLACE = replace(PLAIN, step=lambda cohort, state: moved(state, PLAIN.step(cohort, state)))
 BAD_ACTIVE = replace(PLAIN, active=lambda cohort, state: state.taken[:1] < 1)
 MORE_STEPS = replace(PLAIN, active=lambda cohort, state: state.taken < 3)
 ENDLESS = replace(
     PLAIN, step=lambda cohort, state: state, active=lambda cohort, state: state.taken < 1
 )
+HALVING = replace(PLAIN, start=started)
 BAD_METRIC = replace(PLAIN, metrics=lambda cohort, state: {"size": state.params.mean()})
 LASTING = replace(PLAIN, lasting=("pace",))
 BAD_REALIZED = replace(PLAIN, realized=lambda cohort, state: [])
@@ -447,6 +457,8 @@ def test_a_strategy_that_fails_late_is_named(what, said):
         ("BAD_START", "fails (TypeError: it returns a Tensor, not a LocalState): correct it"),
         ("BAD_STEP", "fails (AttributeError: 'LocalState' object has no attribute 'remembered'): "),
         ("BAD_SHAPE", "fails (TypeError: it returns params of shape (1, 649), not (1, 650)): corr"),
+        ("IN_PLACE", "fails (TypeError: it writes into its state or the records, and must return"),
+        ("HALVING", "fails (TypeError: it writes into its state or the records, and must return"),
         ("BAD_METRIC", "fails (TypeError: metric 'size' is (), not a tensor of shape (1,)): corr"),
         ("BAD_REALIZED", "fails (TypeError: it realized 0 charges for 1 clients): correct it"),
         ("LASTING", "has lasting = ('pace',), and its start remembers clip_norm: name in lasting"),
