@@ -70,7 +70,7 @@ def checked(name: str, strategy: Strategy) -> Strategy:
         ) -> tuple[ServerState, np.ndarray]:
             size = len(params)
             with _naming(f"strategy = {name!r}"):
-                state, params = step(state, params, *uploads)
+                state, params = step(state, params.copy(), *uploads)  # clients may be at work on it
                 _check(state, params, size)
             return state, params
 

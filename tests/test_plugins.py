@@ -138,6 +138,15 @@ def slow(weights, rate=0.5):
     return Strategy(weights, lambda params: {"rounds": np.zeros(1)}, aggregate)
 
 
+def adding(weights, in_place):
+    def aggregate(state, params, update):
+        moved = params if in_place else params.copy()
+        moved += update.astype(np.float32)
+        return state, moved
+
+    return Strategy(weights, lambda params: {}, aggregate)
+
+
 def searching(weights):
     return replace(fedavg(Aggregation()), guide=lambda around: lambda params, gradient: gradient)
 
@@ -448,6 +457,15 @@ def test_a_strategy_that_fails_late_is_named(what, said):
     own = ["--strategy", "mine:late", "--strategy-settings", f"what = '{what}'"]
     with pytest.raises(ValueError, match=said):
         run(what, *own, "--rounds", "3")
+
+
+@pytest.mark.usefixtures("no_report")
+def test_clients_at_work_keep_their_model_whatever_a_strategy_writes_into():
+    """They went on with a newer one than they began with, and a resumed run with others again."""
+    own = ["--strategy", "mine:adding", "--rounds", "4", "--buffer", "2"]
+    given = [f"in_place = {value}" for value in ("false", "true")]
+    kept, written = (run(one[-4:], *own, "--strategy-settings", one) for one in given)
+    assert model(kept) == model(written)
 
 
 @pytest.mark.parametrize("more", [[], ["--release"]])
