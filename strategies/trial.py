@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from mechanisms.guide import Guide, Surroundings, alone
 from mechanisms.plugins import one_line
 from strategies.strategy import ServerState, Strategy
 
@@ -76,8 +77,14 @@ def checked(name: str, strategy: Strategy) -> Strategy:
 
         return stepped
 
+    def guide(around: Surroundings) -> Guide:
+        """Its own copies: they may be the server's model, from which an update is taken."""
+        found = strategy.guide(replace(around, start=around.start.clone()))
+        return lambda params, gradient: found(params.clone(), gradient)
+
     each = strategy.each and of(strategy.each)
-    return replace(strategy, aggregate=of(strategy.aggregate), each=each)
+    guided = alone if strategy.guide is alone else guide
+    return replace(strategy, aggregate=of(strategy.aggregate), each=each, guide=guided)
 
 
 @contextmanager

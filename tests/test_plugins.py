@@ -147,6 +147,16 @@ def adding(weights, in_place):
     return Strategy(weights, lambda params: {}, aggregate)
 
 
+def decaying(weights, in_place):
+    def guide(around):
+        def guided(params, gradient):
+            return gradient + (params if in_place else params.clone()).mul_(0.5)
+
+        return guided
+
+    return replace(slow(weights), guide=guide)
+
+
 def searching(weights):
     return replace(fedavg(Aggregation()), guide=lambda around: lambda params, gradient: gradient)
 
@@ -463,6 +473,15 @@ def test_a_strategy_that_fails_late_is_named(what, said):
 def test_clients_at_work_keep_their_model_whatever_a_strategy_writes_into():
     """They went on with a newer one than they began with, and a resumed run with others again."""
     own = ["--strategy", "mine:adding", "--rounds", "4", "--buffer", "2"]
+    given = [f"in_place = {value}" for value in ("false", "true")]
+    kept, written = (run(one[-4:], *own, "--strategy-settings", one) for one in given)
+    assert model(kept) == model(written)
+
+
+@pytest.mark.usefixtures("no_report")
+def test_a_guide_may_write_into_the_parameters_that_it_is_given():
+    """Those of a client alone were the server's model, from which its update is taken."""
+    own = ["--strategy", "mine:decaying", "--chunk-clients", "1"]
     given = [f"in_place = {value}" for value in ("false", "true")]
     kept, written = (run(one[-4:], *own, "--strategy-settings", one) for one in given)
     assert model(kept) == model(written)
