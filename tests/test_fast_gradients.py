@@ -320,6 +320,22 @@ def test_outputs_that_are_asked_for_first_do_not_decide_how_losses_are_computed(
     torch.testing.assert_close(gradients.losses(params, x, y), 2 * plain.losses(params, x, y))
 
 
+def test_a_model_that_branches_on_its_parameters_takes_those_of_several_clients() -> None:
+    """One client's could be vectorized: a round of several was paid for, and failed."""
+
+    class Bounded(nn.Linear):
+        def forward(self, input: torch.Tensor) -> torch.Tensor:
+            output = super().forward(input)
+            return output / 2 if bool(self.weight.abs().amax() > 1) else output
+
+    module = Bounded(4, 3)
+    gradients, x = RecordGradients(module), torch.randn(2, 3, 4)
+    params = gradients.layout.initial(module) * torch.tensor([[1.0], [100.0]])
+    y = torch.tensor([[0, 2, 1], [1, 1, 0]])
+    alone = [gradients.norms(params[k : k + 1], x[k : k + 1], y[k : k + 1]) for k in range(2)]
+    torch.testing.assert_close(gradients.norms(params, x, y), torch.cat(alone))
+
+
 def test_a_loss_bound_to_its_type_is_fast_too() -> None:
     weights = torch.tensor([1.0, 2.0, 0.5])
     gradients = RecordGradients(

@@ -129,15 +129,19 @@ class Routes:
         return self._general[key]
 
     def _vectorizes(self, engine: Looped | Vectorized, x: Tensor, y: Tensor | None) -> bool:
-        """Tries one made-up record `x [1, 1, ...]`."""
+        """Tries a made-up record `x [1, 1, ...]`, of one client and of two, as a model may branch
+        on its parameters."""
         if any(isinstance(layer, nn.RNNBase) for layer in self._module.modules()):
             return False
         params = self._layout.initial(self._module).unsqueeze(0)
         try:
-            output = engine.outputs(params, x)
-            if y is not None:
-                engine.losses(output, y)
-                engine.run(params, x, y, IDENTITY)
+            for clients in (1, 2):
+                rows, records = (torch.cat([one] * clients) for one in (params, x))
+                output = engine.outputs(rows, records)
+                if y is not None:
+                    targets = torch.cat([y] * clients)
+                    engine.losses(output, targets)
+                    engine.run(rows, records, targets, IDENTITY)
         except ValueError:
             self._snapshot.refuse_change()
             return False
