@@ -120,7 +120,8 @@ class ClientState:
         return fresh.remember(**{name: kept[name] for name in self._lasting})
 
     def _write(self, round_: int) -> None:
-        """Write the state after ``round_`` to disk and delete all but the newest files."""
+        """Write the state after ``round_`` to disk and delete all but the newest files up to it:
+        later ones are of a course that a server has left, by going on from a copy."""
         durable.make_folder(self._folder, private=True)
         clients = sorted(self._rows)
         names = self._rows[clients[0]]
@@ -128,8 +129,10 @@ class ClientState:
         tensors["clients"] = np.array(clients, dtype=np.int64)
         durable.write(self._path(round_), sealed(tensors, _labels(round_, self._run)), private=True)
         self._round, self._begun = round_, False
-        for old in self._saved()[:-KEPT_ROUNDS]:
-            self._path(old).unlink()
+        saved = self._saved()
+        kept = [number for number in saved if number <= round_][-KEPT_ROUNDS:]
+        for other in set(saved) - set(kept):
+            self._path(other).unlink()
 
     def _named(self, state: LocalState) -> Mapping[str, torch.Tensor]:
         kept = {name: state.memory[name] for name in self._lasting}

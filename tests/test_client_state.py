@@ -121,6 +121,18 @@ def test_old_files_are_removed(tmp_path):
     assert len(list(tmp_path.iterdir())) == KEPT_ROUNDS
 
 
+def test_a_server_that_goes_on_from_an_older_copy_finds_what_was_kept_since(tmp_path):
+    """A node keeps its files to itself. Later ones were the newest: those of each round that came
+    were removed when it ended, and every round began afresh."""
+    played(tmp_path, 8)
+    for n in range(1, 6):
+        again = ClientState(tmp_path, NAMES)  # a node's process answers one message
+        with again.round(n):
+            keep(again, [4, 9], state(float(-n), 2))
+    got = begun(ClientState(tmp_path, NAMES), [4, 9], 6, state(0.0, 2))
+    assert got.memory["clip_norm"].tolist() == [-2.5, -2.0]
+
+
 def test_the_first_round_is_fresh(tmp_path):
     client_state, fresh = ClientState(tmp_path, NAMES), state(1.0, 2)
     assert begun(client_state, [0, 1], 1, fresh) is fresh
