@@ -29,6 +29,7 @@ from mechanisms.accounting.events import (
 )
 from mechanisms.accounting.ledger import Ledger
 from mechanisms.plan import PlanTable, merge
+from server import manifest
 from server.app import exchange_over, find_groups
 from server.noting import noting
 from sim.config import configuration
@@ -410,9 +411,9 @@ def test_a_run_has_one_folder_for_each_meaning_of_its_clients(tmp_path, settings
     """What differs only in how it is computed is the same run, as it is when it is resumed."""
     own = policy.Policy(folder=str(tmp_path), epsilon=1.0, delta=1e-5)
 
-    def folder(run: str = "/x/run", **given: object) -> Path:
+    def folder(run: str = "/x/run", manifest: str = "one", **given: object) -> Path:
         config = configuration.load(None, settings | given)
-        return policy.folder_of(own, SimpleNamespace(config=config), Path(run))
+        return policy.folder_of(own, SimpleNamespace(config=config), Path(run), manifest)
 
     folders = [
         folder(),
@@ -421,6 +422,7 @@ def test_a_run_has_one_folder_for_each_meaning_of_its_clients(tmp_path, settings
         folder(dirichlet=0.1),
         folder("/y/run"),
         folder("/x/other"),
+        folder(manifest="other"),
         folder("/x/.."),
     ]
     assert len(set(folders)) == len(folders)
@@ -428,9 +430,25 @@ def test_a_run_has_one_folder_for_each_meaning_of_its_clients(tmp_path, settings
     assert folder(quiet=True, groups=2, chunk_clients=5) == folders[0]
 
 
-def test_a_run_s_folder_is_for_the_records_that_it_began_with(tmp_path, nodes, settings):
+def test_a_run_that_takes_the_name_of_another_begins_afresh(tmp_path, nodes, settings):
+    """Its clients went on from what they had kept in the other one, whose charges the server that
+    has this one does not know. A resumed run, and one from a copy, is the same."""
+    server = tmp_path / "server"
+    asked = settings | APART | {"out": str(server), "name": "one", "rounds": 1, "epsilon": 2.0}
+    serve(nodes, **asked, keep_state=True)
+    serve(nodes, resume=str(server / "one"))
+    assert len(list((tmp_path / "own-0").glob("one-*"))) == 1
+    shutil.rmtree(server)
+    serve(nodes, **asked, keep_state=True)
+    assert len(list((tmp_path / "own-0").glob("one-*/clients"))) == 2
+
+
+def test_a_run_s_folder_is_for_the_records_that_it_began_with(
+    tmp_path, nodes, settings, monkeypatch
+):
     """In another order a client's number means other records: if a run takes the name of one
     that is gone, a record may pay twice by two numbers, of which the node counts one."""
+    monkeypatch.setattr(manifest, "run_of", lambda folder: "the same, says the server")
     data = dict(np.load(settings["dataset"]))
     own, server = tmp_path / "own.npz", tmp_path / "server"
     asked = settings | APART | {"dataset": str(own), "out": str(server), "name": "one"}
@@ -564,7 +582,8 @@ def test_features_of_a_node_s_records_stay_in_its_own_folder(tmp_path, nodes, mo
     monkeypatch.setattr(app, "_known", {})
     given = {"features": "scattering", "clients": 2}
     text = configuration.load(None, given | APART).model_dump_json()
-    app._node_of({"settings": text, "run_dir": "/x/run", "group": 0, "phase": "train"}, None)
+    where = {"run_dir": "/x/run", "run": "", "group": 0, "phase": "train"}
+    app._node_of({"settings": text} | where, None)
     (kept,) = (tmp_path / "own-0" / "features").glob("*.npz")
     assert kept.stat().st_mode & 0o777 == 0o600 and not list((tmp_path / "cache").iterdir())
 

@@ -90,6 +90,7 @@ def _serve(context: Context, grid: Grid) -> None:
         RuntimeError: a node refuses, before that, too; or it has failed.
     """
     request = _asked(context.run_config)
+    from server.manifest import RUN, run_of
     from server.noting import noting
     from sim.engines import session
     from sim.job import manifest, rundir
@@ -114,6 +115,7 @@ def _serve(context: Context, grid: Grid) -> None:
         consult(grid, [host.node for host in nodes], settings)
         folder = rundir.create(folder, job)
         settings["run_dir"] = str(folder)
+    settings[RUN] = run_of(folder) or ""
     exchange = exchange_over(grid, [host.node for host in nodes], settings)
     if keeping:
         files = manifest.ledger_files(folder, job)
@@ -180,6 +182,7 @@ def _node_of(config: Mapping[str, Any], context: Context) -> Answering:
     if own is None:
         return Host(_job(config["settings"]), run_dir).node(group, config["phase"])
     from client.own_budget import Budgeted, OwnBudget
+    from server.manifest import RUN
     from sim.job.job import TRAIN
 
     try:
@@ -189,7 +192,7 @@ def _node_of(config: Mapping[str, Any], context: Context) -> Answering:
             f"group {group} cannot be built on its Flower node: the node's own log says why"
         ) from fault
     policy.check_alone(job)
-    folder = policy.folder_of(own, job, run_dir)
+    folder = policy.folder_of(own, job, run_dir, config[RUN])
 
     def node() -> Answering:
         policy.check_records(folder, job)

@@ -209,11 +209,12 @@ def check_alone(job: "Job") -> None:
         )
 
 
-def folder_of(own: Policy, job: "Job", run_dir: Path) -> Path:
+def folder_of(own: Policy, job: "Job", run_dir: Path, run: str) -> Path:
     """Where a node with its own policy keeps the files of a run: the same when it is resumed,
-    another one if a client's number may mean other records."""
+    another one if a client's number may mean other records, or if the server's manifest, of digest
+    ``run``, is another run's: what clients keep is paid for in the run that they keep it from."""
     config = job.config
-    known = repr((str(run_dir), config.data.model_dump_json(), config.run.seed))
+    known = repr((str(run_dir), run, config.data.model_dump_json(), config.run.seed))
     name = run_dir.name if RUN_NAME.fullmatch(run_dir.name) else "run"
     return own.home / f"{name}-{hashlib.blake2b(known.encode(), digest_size=8).hexdigest()}"
 
