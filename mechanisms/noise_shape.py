@@ -19,8 +19,3 @@ def scales(eigenvalues: Sequence[float]) -> list[float]:
     largest = max(eigenvalues)
     norm = math.sqrt(sum((value / largest) ** 2 for value in eigenvalues))
     return [value / largest * math.sqrt(len(eigenvalues)) / norm for value in eigenvalues]
-
-
-def smallest_scale(layers: Sequence[Sequence[float]]) -> float:
-    """The smallest v_i over all layers' eigenvalues and 1, for parameters without a matrix."""
-    return min([1.0, *(value for eigenvalues in layers for value in scales(eigenvalues))])

@@ -8,7 +8,7 @@ from mechanisms.accounting.calibration import smallest
 from mechanisms.accounting.events import HeterogeneousGaussian, ImportanceSampledGaussian
 from mechanisms.dphero import HeroPlan
 from mechanisms.dpis_plan import DpisPlan
-from mechanisms.noise_shape import smallest_scale
+from mechanisms.noise_shape import scales
 from mechanisms.plan import Plan, Terms, merge
 from mechanisms.registry import mechanism_of, settings_of
 from mechanisms.trials import TrialPlan
@@ -45,8 +45,8 @@ def answer(question: Question) -> Entries:
     result = figures_of(config, [price], question.orders)
     result |= {"steps": training.local_steps(config, int(outlook.sizes[0]))}
     if question.eigenvalues is not None:
-        scales = [e.smallest_scale for e in price.charges if isinstance(e, HeterogeneousGaussian)]
-        result |= {"effective_noise_multiplier": result["noise_multiplier"] * min([1.0, *scales])}
+        least = [e.smallest_scale for e in price.charges if isinstance(e, HeterogeneousGaussian)]
+        result |= {"effective_noise_multiplier": result["noise_multiplier"] * min([1.0, *least])}
     if question.norm_sum is not None or question.eigenvalues is not None:
         result["caveats"] = [*result["caveats"], OF_A_RUN]
     named = zip(("trials", "norm_sum", "eigenvalues"), question.found, strict=True)
@@ -133,7 +133,7 @@ def _charges(question: Question, plan: Plan, accepted: int) -> Charges:
         sizes = (batch, plan.clip_norm, norm_sum, plan.records)
         return {ImportanceSampledGaussian(*sizes, plan.noise_multiplier): accepted}
     if eigenvalues is not None and isinstance(plan, HeroPlan):
-        return replace(plan, floor=smallest_scale([eigenvalues])).round_charges(1)
+        return replace(plan, floor=min(1.0, *scales(eigenvalues))).round_charges(1)
     raise ValueError(
         "--trials is for mechanisms that charge every test, --norm-sum for dpis, --eigenvalues "
         "for dphero: leave it out"
