@@ -159,15 +159,14 @@ class Arranged:
         return self._arrange(self._form.whole_sum(scales, keep))
 
 
-def outer_products(left: Tensor, right: Tensor, arrange: Arrange, shared: bool = False) -> Form:
+def outer_products(left: Tensor, right: Tensor, arrange: Arrange) -> Form:
     """The form of `sum_t left_t right_t^T` from `left [K, B, G, T, out]`, `right [K, B, G, T, in]`.
 
     G counts groups. `arrange` maps a sum `[K, G, out, in]` to the parameter's shape `[K, *shape]`.
-    If `left` is `shared`, another form counts its entries.
     """
     if left.shape[3] == 1:
         return Arranged(Outer(left.squeeze(3), right.squeeze(3)), arrange)
-    sources = right.numel() + (0 if shared else left.numel())
+    sources = right.numel() + left.numel()
     return Arranged(Held(products(left.transpose(-1, -2), right), sources), arrange)
 
 
