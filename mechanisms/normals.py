@@ -10,13 +10,12 @@ the precision of float32, and none is above 6.7.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-Words = Callable[[int], NDArray[np.uint64]]
-"""Gives n independent uniform 64-bit words."""
+from mechanisms.rounded_gaussian import Words
 
 BLOCK = 2**14
 """The most words transformed together: few enough for a core's cache."""
