@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 
 from mechanisms.plugins import one_line
-from sim.config.settings import CROSS_ENTROPY, HUB, LOSS_NAMES, Data, is_hub, is_table
+from sim.config.settings import CROSS_ENTROPY, HUB, LOSS_NAMES, Data, expanded, is_hub, is_table
 from sim.data import arrays, files, imdb
 from sim.data.arrays import fixed_split
 from sim.data.files import published
@@ -180,7 +180,7 @@ def _own(data: Data) -> dict[str, np.ndarray]:
         return hub.read(name.removeprefix(HUB), data.label_column, data.client_column)
     if files.is_function(name):
         return functions.call(name)
-    folder = files.own_folder(name)
+    folder = expanded(name)
     return leaf.read(folder) if leaf.files(folder, "train") else images.read(folder)
 
 

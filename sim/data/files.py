@@ -57,7 +57,7 @@ def check(dataset: str, data_dir: str | None) -> None:
     if dataset.endswith(ARRAYS) or is_table(dataset):
         own_file(dataset)
     elif dataset not in NAMES:
-        own = is_hub(dataset) or is_function(dataset) or own_folder(dataset).is_dir()
+        own = is_hub(dataset) or is_function(dataset) or expanded(dataset).is_dir()
         if not (dataset and own):  # an empty path would be the working directory
             raise ValueError(
                 f"dataset = {dataset!r} is unknown: {suggest(dataset, NAMES)}, the path of an "
@@ -89,11 +89,6 @@ def is_function(dataset: str) -> bool:
     """Whether a data set is named as ``package.module:function``."""
     module, colon, name = dataset.partition(":")
     return bool(colon) and all(word.isidentifier() for word in f"{module}.{name}".split("."))
-
-
-def own_folder(name: str) -> Path:
-    """The folder of a user's own data set, which may not exist."""
-    return expanded(name)
 
 
 def own_file(name: str) -> Path:
