@@ -229,14 +229,11 @@ def points(recipe: Recipe, table: Sequence[Line]) -> dict[str, list[tuple[float,
 def _frontier(curves: Mapping[str, Sequence[tuple[float, float]]]) -> list[tuple[float, float]]:
     """The points of all curves that lie above every point to their left."""
     best: list[tuple[float, float]] = []
-    for x, y in sorted((one for curve in curves.values() for one in curve), key=_left_then_high):
+    points = (one for curve in curves.values() for one in curve)
+    for x, y in sorted(points, key=lambda one: (one[0], -one[1])):
         if not best or y > best[-1][1]:
             best.append((x, y))
     return best
-
-
-def _left_then_high(point: tuple[float, float]) -> tuple[float, float]:
-    return point[0], -point[1]
 
 
 def _name(recipe: Recipe, cell: Cell) -> str:
