@@ -153,11 +153,6 @@ def _own_mechanism(config: Config) -> bool:
     return ":" in config.privacy.mechanism
 
 
-def _sizes_tell_classes(config: Config) -> bool:
-    """Whether the clients' sizes, with the seed, tell the exact number of records of each class."""
-    return config.data.partition == "dirichlet"
-
-
 def _is_given(config: Config) -> bool:
     """Whether the data set says who holds which record."""
     return config.data.partition == "given"
@@ -190,7 +185,7 @@ CAVEATS: dict[str, Callable[[Config], bool]] = {
     TIMES: tells_times,
     TRIES: lambda c: True,
     PARTITION: lambda c: c.run.release and c.data.partition in ("iid", "shards", "quantity"),
-    PARTITION_BY_LABEL: lambda c: c.run.release and _sizes_tell_classes(c),
+    PARTITION_BY_LABEL: lambda c: c.run.release and c.data.partition == "dirichlet",
     OWN_PARTITION: lambda c: ":" in c.data.partition,
     GIVEN: _is_given,
     ONE_RECORD: lambda c: _is_given(c) and c.privacy.unit == "record",
