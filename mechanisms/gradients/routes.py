@@ -190,11 +190,8 @@ class Routes:
             self._formats[key] = gains_from_channels_last(self._module, x)
         return channels_last(x) if self._formats[key] else x
 
+    @torch.enable_grad()  # losses, which need none, may come first
     def _find(self, x: Tensor, y: Tensor) -> Route:
-        with torch.enable_grad():  # losses, which need none, may come first
-            return self._found(x, y)
-
-    def _found(self, x: Tensor, y: Tensor) -> Route:
         self._refuse_state(x)
         program, loss = self.program(x), self.loss_program(x, y)
         batches, targets = trial_batches(x), torch.ones_like(y[:1, :1])
