@@ -114,7 +114,7 @@ AGGREGATE, CLIENTS = _one_of("trust", "aggregate"), _one_of("unit", "client")
 ATTACKED = Need("attackers", (0.1,), bool, "--attackers above 0", owns=False)
 BUFFERED = _given("buffer", 1)
 SLOW = Need("stragglers", (0.1,), bool, "--stragglers above 0", owns=False)
-LOCAL_STEPS: tuple[Way, ...] = ((LOCAL,), (SUMS, _one_of("unit", "client")))
+LOCAL_STEPS: tuple[Way, ...] = ((LOCAL,), (SUMS, CLIENTS))
 IMDB, RAY = _one_of("dataset", "imdb"), _one_of("engine", "auto", "ray")
 
 
@@ -165,13 +165,10 @@ USES: dict[str, tuple[Way, ...]] = {
     "straggler_factor": ((LOCAL, BUFFERED, SLOW),),
     "attackers": ((LOCAL,),),
     "attack_factor": ((LOCAL, ATTACKED),),
-    "noise_bands": ((_one_of("trust", "server"), _one_of("unit", "client")),),
+    "noise_bands": ((_one_of("trust", "server"), CLIENTS),),
     "sampling": ((_mechanism("dpsgd"), LOCAL), (_mechanism("dpsgd"), SUMS, CLIENTS)),
     "clipping": ((_mechanism_but("none", "dpis"),),),
-    "clip_quantile": (
-        (_mechanism_but("none", "dpis", "dpagd"), LOCAL),
-        (PRIVATE, SUMS, _one_of("unit", "client")),
-    ),
+    "clip_quantile": ((_mechanism_but("none", "dpis", "dpagd"), LOCAL), (PRIVATE, SUMS, CLIENTS)),
     "noise_decay": (
         (_mechanism_but("none", "dpis", "dpagd"), _one_of("trust", "local", "server")),
     ),
