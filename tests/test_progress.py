@@ -4,6 +4,7 @@ when quiet."""
 import dataclasses
 import io
 import math
+from contextlib import closing
 
 import pytest
 from hypothesis import given
@@ -26,7 +27,7 @@ def show(quiet=False, terminal=False, epsilon=2.5, width=120, release=False):
     console = Console(
         file=text, force_terminal=terminal, width=width, highlight=False, color_system=None
     )
-    with Progress(quiet, console) as progress:
+    with closing(Progress(quiet, console)) as progress:
         progress.started(INFO)
         for n in (2, 3, 4):
             progress.round(
@@ -99,7 +100,7 @@ def test_caveats_are_printed_in_their_order_and_once():
 def test_the_terminal_is_restored_after_an_error():
     text = io.StringIO()
     console = Console(file=text, force_terminal=True)
-    with pytest.raises(RuntimeError), Progress(False, console) as progress:
+    with pytest.raises(RuntimeError), closing(Progress(False, console)) as progress:
         progress.started(INFO)
         raise RuntimeError
     assert text.getvalue().rindex("\x1b[?25h") > text.getvalue().rindex("\x1b[?25l")
@@ -264,7 +265,7 @@ def live(records, clients=5, width=160, finished=0):
         file=text, force_terminal=True, width=width, highlight=False, color_system=None
     )
     lines = []
-    with Progress(False, console) as progress:
+    with closing(Progress(False, console)) as progress:
         progress.started(
             RunInfo(rounds=9, finished=finished, clients=clients, run_dir="", together=3)
         )

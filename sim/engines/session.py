@@ -1,7 +1,7 @@
 """One run from beginning to end: phases, rounds, closing files, report."""
 
+import contextlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -54,7 +54,7 @@ def run(job: Job, folder: Path, engine: Engine) -> Summary:
         return _run(job, folder, engine)
 
 
-@contextmanager
+@contextlib.contextmanager
 def _resumable(folder: Path, canaries: int = 0) -> Iterator[None]:
     """Note on whatever ends the run early, but for a user's error, how it goes on."""
     try:
@@ -85,7 +85,7 @@ def _run(job: Job, folder: Path, engine: Engine) -> Summary:
     store = Store(folder, config.rounds.keep_checkpoints)
     standing = loop.restore(federation, store)
     with (
-        Progress(quiet=config.run.quiet) as progress,
+        contextlib.closing(Progress(quiet=config.run.quiet)) as progress,
         tracking(config.run.track, folder, standing.records) as trackers,
     ):
         at_a_time, finished = config.run.chunk_clients or 1, standing.now.round

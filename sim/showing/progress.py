@@ -1,8 +1,6 @@
 """Shows a run at the terminal: a live line per round, and a closing table."""
 
 import statistics
-from types import TracebackType
-from typing import Self
 
 from rich.console import Console
 from rich.markup import escape
@@ -17,8 +15,7 @@ from sim.showing import wording
 class Progress:
     """Shows a run at the terminal and changes nothing.
 
-    Without a terminal there is no live line, only the closing table. Used as a context, it restores
-    the terminal when a run fails.
+    Without a terminal there is no live line, only the closing table.
 
     Args:
         quiet: print nothing at all.
@@ -31,17 +28,6 @@ class Progress:
         self._info: RunInfo | None = None
         self._line: LiveLine | None = None
         self._seconds: list[float] = []
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def started(self, info: RunInfo) -> None:
         """Called when a run starts or resumes."""
