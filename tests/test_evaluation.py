@@ -16,7 +16,7 @@ from sim.commands.guard import main_guard
 from sim.config import caveats
 from sim.config.settings import UNPROTECTED
 from sim.library.result import Result
-from sim.phases import evaluation
+from sim.phases import evaluation, training
 from sim.phases.build import build
 from sim.run import command
 from sim.showing.progress import closing_table
@@ -132,7 +132,7 @@ def test_batches_change_no_score(scored: Result, monkeypatch: pytest.MonkeyPatch
     job = build(scored.config)
     params = job.gradients.layout.initial(job.model).numpy()
     whole = evaluation.evaluate(job, params)
-    monkeypatch.setattr(evaluation, "EVALUATION_BATCH", 7)
+    monkeypatch.setattr(training, "EVALUATION_BATCH", 7)
     cut = evaluation.evaluate(job, params)
     assert cut.accuracy_by_client == whole.accuracy_by_client
     assert cut.accuracy_by_class == whole.accuracy_by_class

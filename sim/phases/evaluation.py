@@ -10,7 +10,7 @@ last bits of another's outputs.
 import hashlib
 import json
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -23,7 +23,6 @@ from client.messages import Upload
 from client.sharing import Nothing, SharingNode
 from mechanisms import durable
 from mechanisms.arithmetic import of_seed
-from mechanisms.placing import place
 from mechanisms.plan import PlanTable
 from mechanisms.randomness import draws_of
 from mechanisms.sharing import SharingPlan, Sum
@@ -47,7 +46,7 @@ from sim.phases.phase import (
     release,
     write_result,
 )
-from sim.phases.training import EVALUATION_BATCH
+from sim.phases.training import outputs
 
 NAME, PAID, FILE = "scores", "scores.safetensors", "released_scores.safetensors"
 CPU = torch.device("cpu")
@@ -74,8 +73,8 @@ def evaluate(job: Job, params: np.ndarray, run_dir: Path = Path()) -> Evaluation
     """
     data, (x, y) = job.config.data, job.tests
     if data.loss == CROSS_ENTROPY:
-        outputs = torch.cat([output for output, _ in _outputs(job, params, x, y)])
-        scores = by_class(outputs.double().cpu(), y.cpu().numpy())
+        every = torch.cat([output for output, _ in outputs(job, params, x, y)])
+        scores = by_class(every.double().cpu(), y.cpu().numpy())
     else:
         scores = {"perplexity": _perplexity(job, params)}
     if data.evaluation == "clients":
@@ -85,16 +84,6 @@ def evaluate(job: Job, params: np.ndarray, run_dir: Path = Path()) -> Evaluation
     if "accuracy_by_client" in scores:
         scores["clients_on"] = "training" if job.held is None else "held-out"
     return Evaluation(evaluated_on=data.evaluate_on, **scores)
-
-
-def _outputs(
-    job: Job, params: np.ndarray, x: Tensor, y: Tensor, at_a_time: int = EVALUATION_BATCH
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """Outputs ``[B, ...]`` and targets of so many records at a time, in their order."""
-    rows = place(torch.from_numpy(params), job.device)[None]
-    for part in torch.arange(len(y)).split(at_a_time):
-        at = slice(int(part[0]), int(part[-1]) + 1)
-        yield job.gradients.logits(rows, x[at][None])[0], y[at]
 
 
 def by_class(outputs: Tensor, labels: np.ndarray) -> dict[str, Any]:
@@ -163,7 +152,7 @@ def calibration_error(confidence: np.ndarray, right: np.ndarray) -> float:
 def _perplexity(job: Job, params: np.ndarray) -> float:
     """The exponential of the mean loss of a word, without padding."""
     losses, words = 0.0, 0
-    for output, y in _outputs(job, params, *job.tests):
+    for output, y in outputs(job, params, *job.tests):
         real = (y != PADDING).sum(1)
         losses += float((job.objective.loss(output, y).double() * real).sum())
         words += int(real.sum())
@@ -177,10 +166,10 @@ def _rights(job: Job, params: np.ndarray, run_dir: Path) -> tuple[np.ndarray, np
     x, y = (copy_on(job.device, array) for array in (held.x, held.y))
     metric: Callable[[Tensor, Tensor], Tensor] = LOSSES[job.config.data.loss][1]
 
-    at_a_time = 1 if job.config.run.release else EVALUATION_BATCH
+    at_a_time = 1 if job.config.run.release else None
 
     def right(model: np.ndarray, x: Tensor, y: Tensor) -> np.ndarray:
-        found = [metric(output, y) for output, y in _outputs(job, model, x, y, at_a_time)]
+        found = [metric(output, y) for output, y in outputs(job, model, x, y, at_a_time)]
         return torch.cat([y.new_zeros(0).float(), *found]).cpu().numpy()
 
     found = right(params, x, y)

@@ -2,6 +2,7 @@
 
 import functools
 import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -118,21 +119,29 @@ def evaluate(job: Job, params: np.ndarray) -> tuple[float, float]:
         ValueError: the user's own metric fails.
     """
     x_test, y_test = job.tests
-    rows, objective = place(torch.from_numpy(params), job.device)[None], job.objective
-    found = rows.new_zeros(2, dtype=torch.float64)  # read once, at the end
-    outputs = []
-    for at in range(0, len(y_test), EVALUATION_BATCH):
-        x, y = x_test[at : at + EVALUATION_BATCH], y_test[at : at + EVALUATION_BATCH]
-        output = job.gradients.logits(rows, x[None])[0]
+    objective = job.objective
+    found = torch.zeros(2, dtype=torch.float64, device=job.device)  # read once, at the end
+    every = []
+    for output, y in outputs(job, params, x_test, y_test):
         found[1] += objective.loss(output, y).double().sum()
         if objective.whole:
-            outputs.append(output)
+            every.append(output)
         else:
             found[0] += objective.metric(output, y).double().sum()
     metric, loss = (found / len(y_test)).tolist()
-    if outputs:
-        metric = _whole(job, torch.cat(outputs), y_test)
+    if every:
+        metric = _whole(job, torch.cat(every), y_test)
     return metric, loss
+
+
+def outputs(
+    job: Job, params: np.ndarray, x: torch.Tensor, y: torch.Tensor, at_a_time: int | None = None
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Outputs ``[B, ...]`` and targets of so many records at a time, in their order."""
+    rows, step = place(torch.from_numpy(params), job.device)[None], at_a_time or EVALUATION_BATCH
+    for at in range(0, len(y), step):
+        part = slice(at, at + step)
+        yield job.gradients.logits(rows, x[part][None])[0], y[part]
 
 
 def _whole(job: Job, outputs: torch.Tensor, targets: torch.Tensor) -> float:
