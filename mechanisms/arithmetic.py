@@ -251,13 +251,13 @@ class Grid:
         bound, noise, threshold = (
             torch.tensor(one, dtype=torch.float64, device=change.device) for one in test
         )
+        units = 2.0**SCALE_BITS / (2.0 * noise)
         # A - 1, because rounding the threshold moves it by up to half a point
-        most = (2.0**SCALE_BITS / (2.0 * noise) - 1.0).floor()
+        most = (units - 1.0).floor()
         if bool((most < 0).any()):
             raise ValueError(
                 f"validation_noise = {float(noise.max()):g} is too large for a release: lower it"
             )
-        units = 2.0**SCALE_BITS / (2.0 * noise)
         points = (change.double() / bound * units).round()
         points = torch.minimum(torch.maximum(points, -most), most)
         noisy = points.to(torch.int64) + streams.rounded(purpose, 1)[:, 0]
