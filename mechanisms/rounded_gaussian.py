@@ -63,7 +63,8 @@ Words = Callable[[int], NDArray[np.uint64]]
 
 V_BITS, U_BITS, X_BITS = 18, 16, SCALE_BITS + 1
 MARGIN = 2.0**-8
-"""Float decisions closer than this to the bound, in cells of u, are left to exact arithmetic."""
+"""Float decisions closer than this to the bound, in cells of u, are left to exact arithmetic. Draws
+do not depend on it; from 2^16 on, every candidate is decided exactly."""
 
 MAX_BLOCK = 2**15
 """The most candidates drawn together: few enough for the processor's cache."""
@@ -71,49 +72,41 @@ MAX_BLOCK = 2**15
 UNDECIDED = -1
 
 
-def rounded_gaussian(words: Words, size: int, margin: float = MARGIN) -> NDArray[np.int64]:
+def rounded_gaussian(words: Words, size: int) -> NDArray[np.int64]:
     """Independent draws of round(2^28 Z), Z standard normal, int64 ``[size]``.
 
     Args:
         words: gives n independent uniform 64-bit words, uint64 ``[n]``. The law is exact if theirs
             is.
         size: the number of draws, 0 or more.
-        margin: see `MARGIN`. The draws do not depend on it; from 2^16 on, every candidate is
-            decided exactly.
 
     Raises:
-        ValueError: ``size`` is negative, the margin is below `MARGIN`, or ``words`` gives something
-            else.
+        ValueError: ``size`` is negative, or ``words`` gives something else.
     """
     if size < 0:
         raise ValueError(f"size must be at least 0; it is {size}")
-    if not margin >= MARGIN:
-        raise ValueError(
-            f"margin must be at least {MARGIN}, below which floats are not certain; it is {margin}"
-        )
     draws, filled = np.empty(size, dtype=np.int64), 0
     while filled < size:
         missing = size - filled
         # 1.4 candidates make a draw; 4 standard deviations more usually make one block enough
-        found = _accepted(words, min(missing * 7 // 5 + 3 * isqrt(missing) + 8, MAX_BLOCK), margin)[
-            :missing
-        ]
+        candidates = min(missing * 7 // 5 + 3 * isqrt(missing) + 8, MAX_BLOCK)
+        found = _accepted(words, candidates)[:missing]
         draws[filled : filled + len(found)] = found
         filled += len(found)
     return draws
 
 
-def _accepted(words: Words, candidates: int, margin: float) -> NDArray[np.int64]:
+def _accepted(words: Words, candidates: int) -> NDArray[np.int64]:
     """The accepted draws among ``candidates`` of them, in order."""
     block = _take(words, candidates)
     v, u, x, sign = _fields(block)
     k = np.take(_k_of_prefix(), v.view(np.int64))
     fraction = x.view(np.int64) * 2.0**-X_BITS
     above = np.exp(-fraction * (k + 0.5 * fraction)) * 2**U_BITS - u.view(np.int64)
-    accepted = above >= 1 + margin
+    accepted = above >= 1 + MARGIN
     magnitudes = _rounded(k.astype(np.int64), x.view(np.int64))
     draws = np.where(sign, -magnitudes, magnitudes)
-    for i in np.flatnonzero((k == UNDECIDED) | ((above > -margin) & ~accepted)):
+    for i in np.flatnonzero((k == UNDECIDED) | ((above > -MARGIN) & ~accepted)):
         draw = _decide(int(block[i]), words)
         accepted[i] = draw is not None
         draws[i] = draw or 0

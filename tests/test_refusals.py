@@ -274,10 +274,6 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
         "size must be at least 0; it is -1",
     ),
     (
-        lambda: rounded_gaussian(WORDS, 1, 0.0039),
-        "margin must be at least 0.00390625, below which floats are not certain; it is 0.0039",
-    ),
-    (
         lambda: rounded_gaussian(lambda n: np.zeros(n + 1, np.uint64), 1),
         "words(12) must give uint64 [12]; it gave uint64 [13]",
     ),
