@@ -136,12 +136,12 @@ def _unique(path: Path) -> Path:
     return path.with_name(f"{path.name}.{secrets.token_hex(8)}.part")
 
 
-def make_empty(paths: Iterable[Path], private: bool = False) -> None:
-    """Make empty files; existing ones keep what they hold."""
+def make_empty(paths: Iterable[Path]) -> None:
+    """Make empty files that only their owner may read; existing ones keep what they hold."""
     folders = set()
     for path in paths:
         with naming(path):
-            os.close(os.open(path, os.O_WRONLY | os.O_CREAT, PRIVATE_FILE if private else 0o666))
+            os.close(os.open(path, os.O_WRONLY | os.O_CREAT, PRIVATE_FILE))
         folders.add(path.parent)
     for folder in folders:
         sync_folder(folder)

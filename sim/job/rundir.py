@@ -142,7 +142,7 @@ def _fill(part: Path, job: Job) -> None:
     with durable.writing(part / "partition.npz", private=True) as file:
         np.savez_compressed(file, allow_pickle=False, **_partition(job))
     inputs.write(part, job)
-    durable.make_empty(manifest.ledger_files(part, job), private=True)
+    durable.make_empty(manifest.ledger_files(part, job))
     manifest.write(part, job)
 
 
