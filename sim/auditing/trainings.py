@@ -1,5 +1,6 @@
 """Trains many central models at once on different records, as targets of membership inference."""
 
+import bisect
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -113,18 +114,16 @@ def paid_steps(config: Config, steps: int, size: int) -> int:
         return steps
     each = steps // config.rounds.rounds
 
-    def pays(rounds: int) -> bool:
+    def too_many(rounds: int) -> bool:
         terms = Terms(privacy.of_size(size), own, each * rounds, 1, size)
         try:
-            return affordable_rounds(mechanism.plan(terms, noise), terms, at_most=1) == 1
+            affordable_rounds(mechanism.plan(terms, noise), terms, at_most=1)
         except ValueError:
-            return False
+            return True
+        return False
 
-    low, high = 1, config.rounds.rounds
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if pays(middle) else (low, middle - 1)
-    return each * low
+    further = bisect.bisect_left(range(2, config.rounds.rounds + 1), True, key=too_many)
+    return each * (1 + further)
 
 
 def _rates(local: Local, length: Tensor) -> Callable[[Tensor], Tensor]:
