@@ -21,10 +21,10 @@ def gaussian(alpha, noise, views=1):
     return views * alpha / (2 * noise**2)
 
 
-def converted(curve, delta=1e-5):
+def converted(curve):
     """The smallest epsilon over the grid, as in docs/privacy.md."""
     return min(
-        curve(a) + math.log((a - 1) / a) - (math.log(delta) + math.log(a)) / (a - 1) for a in ORDERS
+        curve(a) + math.log((a - 1) / a) - (math.log(1e-5) + math.log(a)) / (a - 1) for a in ORDERS
     )
 
 

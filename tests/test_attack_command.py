@@ -177,9 +177,7 @@ def test_without_privacy_the_rate_is_that_of_gradients_that_nothing_clips():
     )
 
 
-def test_models_are_trained_on_the_parts_of_one_split_with_draws_of_their_own(
-    data, tmp_path, monkeypatch
-):
+def test_models_are_trained_on_the_parts_of_one_split_with_draws_of_their_own(data, monkeypatch):
     """A shadow model with the target's noise, or one trained on the target's members, would make an
     attack's figure meaningless; as would a test accuracy on members."""
     job = build(parse([data, *QUICK]).configs[0])

@@ -259,7 +259,7 @@ FOUND = (
 )
 
 
-def test_all_targets_are_counted(tmp_path, monkeypatch):
+def test_all_targets_are_counted(monkeypatch):
     """The largest epsilons, mean accuracies, and guesses added up; each target has its own seed."""
     seeds = []
 

@@ -43,9 +43,9 @@ def with_mechanism(job: Job, mechanism: str, target: float) -> Job:
     return replace(job, config=job.config.model_copy(update={"privacy": privacy}))
 
 
-def remembering(tmp_path, rounds: int = 60) -> Job:
+def remembering(tmp_path) -> Job:
     """A linear model that learns records of 200 random features by heart."""
-    one = job(tmp_path, f"--rounds={rounds}", "--lr=0.2", features=200, noise=True)
+    one = job(tmp_path, "--rounds=60", "--lr=0.2", features=200, noise=True)
     return with_mechanism(one, "none", 4.0)
 
 

@@ -99,7 +99,7 @@ def test_every_mechanism_can_be_audited(tmp_path, mechanism):
     assert found["epsilon_lower"] <= found["epsilon_certified"]
 
 
-def test_the_same_seed_gives_the_same_result_whatever_the_groups(tmp_path, capsys):
+def test_the_same_seed_gives_the_same_result_whatever_the_groups(tmp_path):
     flags = ("--clients=4", "--canaries=120", "--rounds=2")
     found = [audited(tmp_path / str(groups), *flags, f"--groups={groups}") for groups in (1, 2)]
     other = audited(tmp_path / "other", *flags, "--seed=1")
@@ -288,7 +288,7 @@ def test_the_help_names_the_flags(capsys):
     assert parse([], "").confidence == 0.95 and "(default: 0.95)" in out
 
 
-def test_a_flipped_result_of_an_audit_is_found(tmp_path, capsys):
+def test_a_flipped_result_of_an_audit_is_found(tmp_path):
     audited(tmp_path, "--clients=2", "--canaries=20")
     run, path = tmp_path / "a", tmp_path / "a" / "audit.json"
     assert whole.look(run)["whole"]

@@ -148,7 +148,7 @@ def test_the_papers_budget_holds_its_own_column(tmp_path, records):
     assert "**" not in (tmp_path / "out" / "small-published.md").read_text()
 
 
-def test_what_failed_and_what_is_missing_stands_in_its_cell(tmp_path, records, capsys):
+def test_what_failed_and_what_is_missing_stands_in_its_cell(tmp_path, records):
     """A cell that diverges stops no other, and its reason is given; a seed that is not there yet is
     counted."""
     path, out = (

@@ -21,7 +21,6 @@ from tests.refusing import refusal
 from tests.test_dropout import CLIENTS, LOCAL, SINGLE, World
 
 BUFFERED = LOCAL | {"buffer": 3, "rounds": 8, "server_momentum": 0.0}
-NOISELESS = {"mechanism": "none", "noise_multiplier": None, "steps": 2, "rounds": 8}
 
 
 def flown(buffer: Buffer, rounds: int) -> list[list[tuple[int, int]]]:

@@ -235,7 +235,7 @@ def test_what_has_no_price_is_refused(tmp_path, parts, said):
     assert Tries(2.0, cells(tmp_path, clients=4)).mean == 2.0
 
 
-def test_the_dearest_cell_and_client_are_priced(tmp_path):
+def test_the_dearest_cell_and_client_are_priced():
     """Kills the first cell's price, the last one's, and a single client's."""
     sizes, words = (300, 40, 90), ["--clients=3", "--steps=2", "--batch-size=20", "--epsilon=9"]
     config = flags.parse([*words, "--noise-multiplier=1"], "", "").config

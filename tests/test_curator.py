@@ -438,7 +438,7 @@ def test_what_the_server_s_noise_does_not_cover_is_refused_in_one_line(flags, tm
     assert not list((tmp_path / "runs").glob("*"))
 
 
-def test_more_than_an_exact_sum_has_room_for_is_refused(tmp_path):
+def test_more_than_an_exact_sum_has_room_for_is_refused():
     sizes = np.full(3, grid.MAX_RECORDS // 3 + 1)
     from sim.config.checks import check_sizes
 

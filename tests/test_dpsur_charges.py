@@ -25,8 +25,8 @@ from tests.small import cohort, model, start
 DPSUR = MECHANISMS["dpsur"]
 
 
-def own_plan(steps: int = 2, rounds: int = 30, **own) -> DpsurPlan:
-    terms = Terms(Privacy(sample_rate=0.1, clip_norm=2.0), Dpsur(**own), steps, rounds, 9)
+def own_plan(steps: int = 2, **own) -> DpsurPlan:
+    terms = Terms(Privacy(sample_rate=0.1, clip_norm=2.0), Dpsur(**own), steps, 30, 9)
     return DpsurPlan.of(terms, 3.0)
 
 

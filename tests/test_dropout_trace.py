@@ -30,10 +30,10 @@ TRACED = {"dropout_trace": TEXT}
 ANSWERED = [1 - len(LOST[round_]) / CLIENTS for round_ in range(1, ROUNDS + 1)]
 
 
-def file_of(folder: Path, rows: list = ROWS) -> Path:
+def file_of(folder: Path) -> Path:
     """The trace as a file, with its rows in another order, a comment and a further column."""
     path = folder / "trace.CSV"
-    lines = [f"x,{last},{client},{first}" for client, first, last in reversed(rows)]
+    lines = [f"x,{last},{client},{first}" for client, first, last in reversed(ROWS)]
     lines[:0] = ["# from a log", "other,last_round,client,first_round"]
     path.write_text("\ufeff" + "\n".join([*lines, ""]), encoding="utf-8")
     return path

@@ -42,7 +42,7 @@ def filled(tmp_path, records):
     return path, tmp_path / "elsewhere", files
 
 
-def test_small_files_are_all_that_another_machine_needs(filled, monkeypatch, capsys):
+def test_small_files_are_all_that_another_machine_needs(filled, monkeypatch):
     path, out, files = filled
     monkeypatch.setattr("sim.benching.lanes.play", lambda run: pytest.fail("trained again"))
     page = out.with_name("page.md")
@@ -89,7 +89,7 @@ def test_cells_with_the_fewest_seeds_come_first_and_of_them_the_cheapest(filled)
     assert had == sorted(had) and order[:2] == [("DPSGD", "8", 0), ("DPSUR, beta 0", "8", 0)]
 
 
-def test_what_is_missing_takes_as_long_as_a_seed_of_each_cell_without_any(filled, tmp_path):
+def test_what_is_missing_takes_as_long_as_a_seed_of_each_cell_without_any(filled):
     """Columns that are measured on one training count once."""
     path, out, files = filled
     folder = out / "small-certified"
@@ -106,7 +106,7 @@ def test_what_is_missing_takes_as_long_as_a_seed_of_each_cell_without_any(filled
     assert queue.missing(runs) == sum(queue.seconds(run.config) for run in absent)
 
 
-def test_an_end_that_is_over_trains_nothing_and_says_what_is_missing(filled, capsys):
+def test_an_end_that_is_over_trains_nothing_and_says_what_is_missing(filled):
     path, out, files = filled
     page = out.with_name("page.md")
     lines = run(path, out, "--hours=0", f"--cells={files}", f"--page={page}")
@@ -134,7 +134,7 @@ def test_rows_with_commas_in_their_names_can_be_chosen(tmp_path, records, rows):
     ]
 
 
-def test_with_an_end_everything_is_trained_that_there_is_time_for(filled, capsys):
+def test_with_an_end_everything_is_trained_that_there_is_time_for(filled):
     path, out, files = filled
     lines = run(path, out, "--hours=10", "--columns=2", "--seeds=0,1", f"--cells={files}")
     assert [line["state"] for line in lines] == ["done"] * 2

@@ -186,7 +186,7 @@ class TestWhatLeaves:
             lambda a: a | {"bias": np.array(["a", "b"])},
         ],
     )
-    def test_a_failure_looks_like_any_other_reply(self, tmp_path, broken, caplog):
+    def test_a_failure_looks_like_any_other_reply(self, tmp_path, broken):
         """It could depend on records. Kills an error that is passed on, and its text."""
         good, bad = (
             app_of(loose(tmp_path), trained)(message(), context())

@@ -155,7 +155,7 @@ def test_a_move_changes_no_bit(tmp_path, common, monkeypatch, own, number):
     assert result(tmp_path / "moved") == result(inline(argv, "inline"))
 
 
-def test_where_ray_cannot_start_training_goes_on_here(tmp_path, common, monkeypatch):
+def test_where_ray_cannot_start_training_goes_on_here(common, monkeypatch):
     """It is tried once."""
     tried = []
     monkeypatch.setattr(moving, "MOVE_SECONDS", 0.0)

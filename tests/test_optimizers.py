@@ -24,12 +24,12 @@ GRADIENTS = torch.randn(12, 3, 5, generator=torch.Generator().manual_seed(0), dt
 """Steps, clients, parameters."""
 
 
-def descend(optimizer: Optimizer, gradients: torch.Tensor, lr: float = 0.1) -> torch.Tensor:
+def descend(optimizer: Optimizer, gradients: torch.Tensor) -> torch.Tensor:
     params = torch.zeros_like(gradients[0])
     state = optimizer.init(params)
     for gradient in gradients:
         direction, state = optimizer.update(gradient, state)
-        params = params - lr * direction
+        params = params - 0.1 * direction
     return params
 
 
@@ -44,8 +44,8 @@ def test_the_path_is_that_of_torch(ours, reference):
     torch.testing.assert_close(descend(ours, GRADIENTS), params.detach(), rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize(("ours", "reference"), CASES.values(), ids=CASES)
-def test_rows_are_independent(ours, reference):
+@pytest.mark.parametrize("ours", [ours for ours, _ in CASES.values()], ids=CASES)
+def test_rows_are_independent(ours):
     together = descend(ours, GRADIENTS)
     for row in range(3):
         torch.testing.assert_close(
@@ -53,8 +53,8 @@ def test_rows_are_independent(ours, reference):
         )
 
 
-@pytest.mark.parametrize(("ours", "reference"), CASES.values(), ids=CASES)
-def test_every_tensor_of_the_state_has_a_row_per_client(ours, reference):
+@pytest.mark.parametrize("ours", [ours for ours, _ in CASES.values()], ids=CASES)
+def test_every_tensor_of_the_state_has_a_row_per_client(ours):
     """Kills a step counter shared by the cohort, which a rejected step could not restore."""
     state = ours.init(torch.zeros(3, 5))
     assert all(len(tensor) == 3 for tensor in state)

@@ -38,9 +38,7 @@ def written(folder, records, more: str, replaced: str = "") -> str:
     return path
 
 
-def test_columns_of_an_accuracy_are_one_training_and_give_its_least_epsilon(
-    tmp_path, records, capsys
-):
+def test_columns_of_an_accuracy_are_one_training_and_give_its_least_epsilon(tmp_path, records):
     path, out = written(tmp_path, records, REACHING, 'plot = "path"'), tmp_path / "out"
     for budget, seeds in (("certified", "01"), ("published", "0")):
         flags = (f"--seeds={','.join(seeds)}", f"--budget={budget}", "--columns=10,99.9")
@@ -230,6 +228,6 @@ def test_a_preset_that_cannot_be_used_is_one_line(flags, part, capsys):
     assert part in said and said.count("\n") == 1
 
 
-def test_presets_of_one_client_are_not_for_many(capsys):
+def test_presets_of_one_client_are_not_for_many():
     with pytest.raises(ValueError, match=r"use python -m sim\.central"):
         cli.parse(["--preset=screening-2022-cifar10"], "", "")

@@ -341,7 +341,7 @@ def test_pictures_that_have_nothing_to_show_are_left_out(tmp_path):
     assert caption == "One client holds all 19 records. Below: of each class."
 
 
-def test_a_round_has_no_field_that_the_report_forgets(tmp_path):
+def test_a_round_has_no_field_that_the_report_forgets():
     """Each field of a round is read above, by tile, head or picture; two are in rounds.jsonl
     alone."""
     read = {

@@ -39,12 +39,12 @@ def chosen(batch: Batch) -> list[list[int]]:
     return rows
 
 
-def memberships(rate: float, seed: int = 0) -> np.ndarray:
+def memberships() -> np.ndarray:
     """Bool ``[STEPS, RECORDS]`` of one client's successive batches."""
-    numbers, own = data(list(range(RECORDS))), streams(1, seed)
+    numbers, own = data(list(range(RECORDS))), streams(1)
     inside = np.zeros((STEPS, RECORDS), dtype=bool)
     for row in inside:
-        row[chosen(poisson(numbers, [rate], own))[0]] = True
+        row[chosen(poisson(numbers, [RATE], own))[0]] = True
     return inside
 
 
@@ -85,7 +85,7 @@ def alarms(inside: np.ndarray, rate: float) -> set[str]:
 
 
 def test_records_enter_independently_with_their_rate():
-    assert alarms(memberships(RATE), RATE) == set()
+    assert alarms(memberships(), RATE) == set()
 
 
 def fixed_size(rng: np.random.Generator) -> np.ndarray:

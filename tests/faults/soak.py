@@ -29,10 +29,10 @@ GROWING = ("rounds.jsonl", "ledger/group-0000.jsonl", "ledger/group-0001.jsonl")
 """Files with lines for every round."""
 
 
-def soaked(rounds: int, folder: Path | None = None) -> dict[str, Any]:
+def soaked(rounds: int) -> dict[str, Any]:
     """Resident memory and bytes of files, in all and by file that grows, at rounds."""
     with tempfile.TemporaryDirectory() as made:
-        base = folder or Path(made)
+        base = Path(made)
         x = np.random.default_rng(0).normal(size=(80, 16)).astype(np.float32)
         np.savez(base / "data.npz", x=x, y=np.arange(80) % 3, x_test=x[:9], y_test=np.arange(9) % 3)
         places = [f"--dataset={base / 'data.npz'}", f"--out={base}", f"--rounds={rounds}"]
