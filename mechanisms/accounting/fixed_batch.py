@@ -68,17 +68,23 @@ def profile(q: float, s: float, losses: Floats) -> tuple[Floats, Floats]:
     return here - there, here + there
 
 
+def log_mixed(log_weight: Floats | float, q: float) -> Floats:
+    """``log(1 - q + q exp(log_weight))``."""
+    rest = math.log1p(-q) if q < 1.0 else -math.inf
+    return np.asarray(np.logaddexp(rest, math.log(q) + log_weight))
+
+
 def log_ratio(x: ArrayLike, q: float, s: float) -> Floats:
     """``log(P / Q)`` at points of the worst case for a removed record."""
     at = np.asarray(x, dtype=np.float64)
-    return _mixed(2.0 * at / s**2, q) - _mixed((at + 0.5) / s**2, q)
+    return log_mixed(2.0 * at / s**2, q) - log_mixed((at + 0.5) / s**2, q)
 
 
 def variance(q: float, s: float) -> float:
     """Roughly the variance of the losses where the record is removed; it has no other use than to
     set how close they lie."""
     x = np.linspace(0.5, 1.0 + 9.0 * s, 2_001)
-    above, below = log_ratio(x, q, s), -_mixed((x - 0.5) / s**2, q)
+    above, below = log_ratio(x, q, s), -log_mixed((x - 0.5) / s**2, q)
     other, with_it, without = (np.exp(-0.5 * ((x - m) / s) ** 2) for m in (-1.0, 1.0, 0.0))
     mass = (1.0 - q) * other + q * with_it
     first, second = (float(mass @ above**k + without @ below**k) for k in (1, 2))
@@ -104,14 +110,14 @@ def curve(q: float, s: float, orders: Floats) -> Floats:
 def _log_moment(q: float, s: float, order: float) -> float:
     if order / s > MAX_REACH:
         growth = order * (order - 1.0) / 2.0 / s / s
-        return float(np.logaddexp(math.log1p(-q), math.log(q) + growth))
+        return float(log_mixed(growth, q))
     log_excess = np.logaddexp(_above(q, s, order), _below(q, s, order))
     return float(np.logaddexp(0.0, log_excess + math.log1p(MARGIN)))
 
 
 def _above(q: float, s: float, order: float) -> float:
     def log_integrand(x: Floats) -> Floats:
-        log_q = _mixed((x + 0.5) / s**2, q) - 0.5 * ((x + 1.0) / s) ** 2
+        log_q = log_mixed((x + 0.5) / s**2, q) - 0.5 * ((x + 1.0) / s) ** 2
         return log_q + log_power_gap(log_ratio(x, q, s), order)
 
     return _log_integral(log_integrand, s, order)
@@ -121,7 +127,7 @@ def _below(q: float, s: float, order: float) -> float:
     """Reflected at 1/2: Q is a sampled Gaussian then, and P is N(0)."""
 
     def log_integrand(x: Floats) -> Floats:
-        log_q = _mixed((x - 0.5) / s**2, q)
+        log_q = log_mixed((x - 0.5) / s**2, q)
         return log_q - 0.5 * (x / s) ** 2 + log_power_gap(-log_q, order)
 
     return _log_integral(log_integrand, s, order)
@@ -140,9 +146,3 @@ def _log_integral(log_integrand: Callable[[Floats], Floats], s: float, order: fl
         ends = float(wide[max(kept[0] - 1, 0)]), float(wide[min(kept[-1] + 1, len(wide) - 1)])
     width = (wide[1] - wide[0]) / (s * math.sqrt(2.0 * math.pi))
     return float(np.logaddexp.reduce(logs)) + math.log(width)
-
-
-def _mixed(log_weight: Floats, q: float) -> Floats:
-    """``log(1 - q + q exp(log_weight))``."""
-    rest = math.log1p(-q) if q < 1.0 else -math.inf
-    return np.asarray(np.logaddexp(rest, math.log(q) + log_weight))

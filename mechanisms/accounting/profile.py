@@ -239,6 +239,4 @@ def loss(x: Floats | float, q: float, s: float, records: int = 1) -> Floats:
         terms = mixture.log_weights(q, records)
         nobody = records * math.log1p(-q) if q < 1.0 else -math.inf
         return np.logaddexp(nobody, mixture.log_mean(np.asarray(x), terms, s)[0])
-    t = (2.0 * np.asarray(x) - 1.0) / (2.0 * s**2)
-    rest = math.log1p(-q) if q < 1.0 else -math.inf
-    return np.asarray(np.logaddexp(rest, math.log(q) + t), dtype=np.float64)
+    return fixed_batch.log_mixed((2.0 * np.asarray(x) - 1.0) / (2.0 * s**2), q)
