@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.pinned.files import FILES, PAID, TRAINED, alike, differences, read
+from tests.pinned.files import FILES, PAID, TRAINED, alike, differences, is_number, read
 from tests.pinned.outcomes import outcome
 from tests.pinned.table import RUNS
 
@@ -63,7 +63,3 @@ def at(whole: Any, path: tuple) -> Any:
     for key in path:
         whole = whole[key]
     return whole
-
-
-def is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -61,14 +61,14 @@ def differences(written: Any, found: Any, place: str = "", trained: bool = False
             else:
                 yield from differences(written[key], found[key], f"{place}/{key}", trained)
     elif isinstance(written, list) and isinstance(found, list) and len(written) == len(found):
-        scale = max((abs(one) for one in written if _number(one)), default=0.0)
+        scale = max((abs(one) for one in written if is_number(one)), default=0.0)
         for number, (one, other) in enumerate(zip(written, found, strict=True)):
-            if trained and _number(one) and _number(other):
+            if trained and is_number(one) and is_number(other):
                 if abs(one - other) > TRAINED * max(scale, 1e-9):
                     yield f"{place}/{number}: {one} -> {other}"
             else:
                 yield from differences(one, other, f"{place}/{number}", trained)
-    elif _number(written) and _number(found):
+    elif is_number(written) and is_number(found):
         if not math.isclose(written, found, rel_tol=TRAINED if trained else PAID, abs_tol=1e-12):
             yield f"{place}: {written} -> {found}"
     elif isinstance(written, str) and isinstance(found, str):
@@ -100,5 +100,5 @@ def _unit(number: str) -> float:
     return 10.0 ** (int(power or 0) - len(digits.partition(".")[2]))
 
 
-def _number(value: Any) -> bool:
+def is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
