@@ -10,7 +10,7 @@ that is not on the list, is given one record at a time.
 import collections
 import copy
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -258,10 +258,10 @@ def _plain(value: Any) -> Any:
     return value.value if isinstance(value, BatchSize) else value
 
 
-def _leaves(values: Any) -> Iterator[Any]:
+def _leaves(values: Any) -> list[Any]:
     found: list[Any] = []
-    map_aggregate(values, lambda one: found.append(one))
-    return iter(found)
+    map_aggregate(values, found.append)
+    return found
 
 
 def _attribute(program: nn.Module, path: str) -> Any:
