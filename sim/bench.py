@@ -1,6 +1,6 @@
 """``python -m sim.bench RECIPES...``: reproduce the tables of papers, cell by cell, seed by seed.
 
-    python -m sim.bench recipes/mnist.toml --seeds 0,1,2 --data-dir data
+    python -m sim.bench recipes/mnist-scattering.toml --seeds 0,1,2 --data-dir data
 
 A recipe (`sim.config.recipe`) names rows, columns and their settings. Each cell and seed is a run
 directory under ``--out``; finished runs are not repeated and interrupted ones go on, so the same
