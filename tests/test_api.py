@@ -41,6 +41,7 @@ from sim.library import api
 from sim.library.caller import lent
 from sim.showing import wording
 from tests import unequal
+from tests.folders import model
 
 ROOT = Path(__file__).parent.parent
 SMALL = {"clients": 6, "rounds": 2, "chunk_clients": 3}
@@ -91,10 +92,6 @@ def records(arrays, tmp_path) -> str:
 
 def flags(settings: dict) -> list[str]:
     return [f"--{name.replace('_', '-')}={value}" for name, value in settings.items()]
-
-
-def model(folder: Path) -> bytes:
-    return (folder / "model.safetensors").read_bytes()
 
 
 # --- the same run --------------------------------------------------------------------------------

@@ -31,6 +31,7 @@ from sim.phases import training
 from sim.phases.build import build
 from sim.phases.training import local_steps
 from sim.showing.report import write_report
+from tests.folders import model
 from tests.small import plan_table as table_of
 
 pytestmark = pytest.mark.usefixtures("no_report")
@@ -49,10 +50,6 @@ def records(tmp_path_factory) -> str:
 def run(command, out: Path, name: str, *flags: str) -> Path:
     assert main_guard(command, ["--quiet", f"--out={out}", f"--name={name}", *flags]) == 0
     return out / name
-
-
-def model(folder: Path) -> bytes:
-    return (folder / "model.safetensors").read_bytes()
 
 
 def rounds(folder: Path) -> list[dict]:

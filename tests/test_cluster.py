@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from mechanisms.accounting import ledger
+from tests.folders import result, rounds
 from tests.processes import NEEDS_PROC, descendants, finish, wait_for
 from tests.ray_nodes import ROOT, Node, node
 
@@ -52,15 +52,6 @@ def refused(folder: Path, *flags: str) -> str:
     assert process.returncode == 2 and said.count("\n") == 1, said
     assert not (folder / "runs" / "refused").exists()
     return said
-
-
-def rounds(folder: Path) -> int:
-    path = folder / "rounds.jsonl"
-    return path.read_bytes().count(b"\n") if path.exists() else 0
-
-
-def result(folder: Path) -> tuple[bytes, object]:
-    return (folder / "model.safetensors").read_bytes(), ledger.read(folder / "ledger")
 
 
 @pytest.fixture(scope="module")

@@ -33,6 +33,7 @@ from sim.library.result import Result
 from sim.run import command
 from sim.showing.audit import Audit
 from tests.crashing import Killed, Noting
+from tests.folders import contents
 
 pytestmark = pytest.mark.usefixtures("no_report")
 FLAGS = (
@@ -350,12 +351,12 @@ def test_a_result_that_no_checkpoint_of_training_knows_is_as_it_was_too(
 
 def states(run: Path, capsys) -> tuple[int, dict[str, str]]:
     """What ``--check`` ends with, and says of each file; it changes none."""
-    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    before = contents(run)
     try:
         status = main_guard(account.command, [f"--check={run}", "--json"])
     except SystemExit as end:
         status = end.code
-    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
+    assert contents(run) == before
     rows = json.loads(capsys.readouterr().out)["files"]
     return status, {row["file"]: row["state"] for row in rows}
 
@@ -591,7 +592,7 @@ ASKS = {
 
 def check_refused(run: Path, named: Path, capsys, asks=ASKS, model=True) -> None:
     """Every command that reads a run refuses in one line that names the file and a remedy."""
-    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    before = contents(run)
     for ask, does in asks.items():
         assert does(run) == 2, ask
         said = capsys.readouterr().err
@@ -600,7 +601,7 @@ def check_refused(run: Path, named: Path, capsys, asks=ASKS, model=True) -> None
     if model:
         with pytest.raises(ValueError, match=re.escape(str(named))):
             Result(run).model()
-    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
+    assert contents(run) == before
 
 
 @pytest.fixture

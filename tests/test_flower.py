@@ -42,6 +42,7 @@ from sim.commands.flags import parse
 from sim.commands.guard import main_guard
 from sim.config import configuration
 from sim.engines import app, policy, session, start
+from tests.folders import contents
 from tests.processes import wait_for
 
 pytestmark = pytest.mark.usefixtures("no_report")
@@ -628,10 +629,10 @@ def test_an_audited_run_is_not_resumed_by_flower(tmp_path, reference):
     folder = shutil.copytree(reference, tmp_path / "audited")
     entries = labels.unsealed((folder / "manifest.json").read_bytes()) | {"canaries": 6}
     (folder / "manifest.json").write_bytes(labels.sealed(entries))
-    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    before = contents(folder)
     with pytest.raises(ValueError, match="is of an audit, which would go on without its canaries"):
         serve(LocalGrid({4: place(0), 8: place(1)}), resume=str(folder))
-    after = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    after = contents(folder)
     assert after == before
 
 

@@ -27,6 +27,7 @@ from strategies import app, trial
 from strategies.registry import strategy_of
 from strategies.settings import Aggregation, FedFed
 from strategies.strategy import Strategy
+from tests.folders import model
 from tests.test_flower import LocalGrid, allowed, identity, place, serve  # noqa: F401
 
 HERE = "flwr.serverapp.strategy"
@@ -412,10 +413,6 @@ def test_sums_of_clients_are_not_shown_as_one_client(capsys, flags, said):
 
 def run(name: str, *flags: str) -> Path:
     return train(parse([*SMALL.split(), "--name", name, *flags], "run", ""))
-
-
-def model(folder: Path) -> bytes:
-    return (folder / "model.safetensors").read_bytes()
 
 
 @pytest.mark.usefixtures("no_report")

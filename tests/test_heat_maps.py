@@ -21,6 +21,7 @@ from sim.phases import statistics
 from sim.report import command
 from sim.showing import wording
 from tests import unequal
+from tests.folders import contents
 
 pytestmark = pytest.mark.usefixtures("no_report")
 RNG = np.random.default_rng(5)
@@ -79,10 +80,6 @@ def by_differences(front, back, x: torch.Tensor, label: int) -> np.ndarray:
     small = np.maximum(np.tensordot(alpha, activations[0].numpy(), axes=1), 0)
     found = enlarged(small, x.shape[-1])
     return found / found.max() if found.max() > 0 else found
-
-
-def contents(folder: Path) -> dict[Path, bytes]:
-    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 # --- the maps ------------------------------------------------------------------------------------

@@ -21,6 +21,7 @@ from sim.serving import live
 from sim.showing import plots
 from sim.showing.report import write_report
 from tests import unequal
+from tests.folders import contents
 from tests.vouched import vouch
 
 ROOT = Path(__file__).parent.parent
@@ -53,10 +54,6 @@ def ask(server, path="/", method="GET", **headers):
     found = answer.status, answer.headers, answer.read().decode()
     asked.close()
     return found
-
-
-def contents(folder):
-    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def test_a_browser_that_goes_away_is_no_fault(tmp_path, capfd, monkeypatch):

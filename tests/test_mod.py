@@ -28,13 +28,14 @@ from flwr.serverapp.strategy import FedAvg
 
 from client.mod import ClientDpMod
 from client.own_ledger import OwnLedger
-from mechanisms.accounting import accountant, ledger
+from mechanisms.accounting import accountant
 from mechanisms.accounting.events import Gaussian, SampledGaussian
 from mechanisms.accounting.ledger import Ledger
 from mechanisms.contributions import clipped
 from mechanisms.entropy import SystemEntropy
 from mechanisms.grid import PART, slack
 from mechanisms.local_update import UpdatePlan
+from tests.folders import paid
 from tests.gaussian import SPOILERS, alarms
 from tests.test_flower import LocalGrid, identity, place
 from tests.test_readme import ROOT, blocks
@@ -84,10 +85,6 @@ def moved(reply: Message, start: dict = START) -> np.ndarray:
     """By how much the floats of a reply differ from those that were sent."""
     found = {k: a.numpy() for k, a in reply.content["arrays"].items()}
     return np.concatenate([(found[k] - a).ravel() for k, a in start.items() if a.dtype.kind == "f"])
-
-
-def paid(folder: Path) -> dict:
-    return ledger.read(folder / "ledger") if (folder / "ledger").is_dir() else {}
 
 
 def loose(folder: Path, **given: object) -> ClientDpMod:

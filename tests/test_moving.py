@@ -24,6 +24,7 @@ from sim.engines.session import Engine, run
 from sim.engines.start import all_by_workers, train
 from sim.job import rundir
 from sim.phases.build import build
+from tests.folders import result
 from tests.processes import NEEDS_PROC
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -128,10 +129,6 @@ def test_several_gpus_have_workers_from_the_start_and_one_is_for_this_process(
 
 def inline(argv: list[str], name: str) -> Path:
     return train(parse([*argv, "--engine=inline", f"--name={name}"], "run", ""))
-
-
-def result(folder: Path) -> tuple[bytes, object]:
-    return (folder / "model.safetensors").read_bytes(), ledger.read(folder / "ledger")
 
 
 @pytest.mark.parametrize(

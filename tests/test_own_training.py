@@ -10,16 +10,13 @@ import torch
 from torch import nn
 
 from client.own_training import RecordDp
-from mechanisms.accounting import accountant, ledger
+from mechanisms.accounting import accountant
 from mechanisms.gradients.record_gradients import cross_entropy
+from tests.folders import paid
 from tests.gaussian import SPOILERS, alarms
 from tests.small import X, Y, model, plain_gradients, start
 
 HERE = {"partition-id": 1, "num-partitions": 3}
-
-
-def paid(folder: Path) -> dict:
-    return ledger.read(folder / "ledger") if (folder / "ledger").is_dir() else {}
 
 
 def dp_of(home: Path, **given: object) -> RecordDp:

@@ -23,6 +23,7 @@ from sim.engines.start import train
 from sim.job import manifest
 from sim.phases.build import build
 from sim.run import command
+from tests.folders import model
 
 MODULE = """
 from dataclasses import dataclass, replace
@@ -260,10 +261,6 @@ def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def run(name: str, *flags: str) -> Path:
     return train(parse([*SMALL.split(), "--name", name, *flags], "run", ""))
-
-
-def model(folder: Path) -> bytes:
-    return (folder / "model.safetensors").read_bytes()
 
 
 @pytest.mark.usefixtures("no_report")

@@ -18,6 +18,7 @@ import pytest
 from mechanisms.accounting import ledger
 from sim.commands.guard import main_guard
 from sim.run import command
+from tests.folders import rounds
 from tests.processes import NEEDS_PROC, descendants, finish, wait_for
 
 pytestmark = [pytest.mark.slow, NEEDS_PROC]
@@ -41,11 +42,6 @@ def calm(tmp_path_factory) -> Path:
     words = [*FLAGS.split(), f"--dataset={base / 'records.npz'}", f"--out={base}", "--name=run"]
     assert main_guard(command, [*words, "--engine=inline"]) == 0
     return base / "run"
-
-
-def rounds(folder: Path) -> int:
-    path = folder / "rounds.jsonl"
-    return path.read_bytes().count(b"\n") if path.exists() else 0
 
 
 def go_on(folder: Path, records: Path) -> subprocess.Popen:

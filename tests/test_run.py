@@ -21,6 +21,7 @@ from sim.commands.guard import main_guard
 from sim.config import configuration as config
 from sim.phases import training
 from sim.run import command
+from tests.folders import model, rounds
 from tests.processes import NEEDS_PROC, wait_for
 
 pytestmark = pytest.mark.usefixtures("no_report")
@@ -55,15 +56,6 @@ def child(*flags: str) -> subprocess.Popen:
     return subprocess.Popen(
         words, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
-
-
-def rounds(folder: Path) -> int:
-    path = folder / "rounds.jsonl"
-    return path.read_bytes().count(b"\n") if path.exists() else 0
-
-
-def model(folder: Path) -> bytes:
-    return (folder / "model.safetensors").read_bytes()
 
 
 def accuracies(folder: Path) -> list[float]:
