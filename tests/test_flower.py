@@ -321,6 +321,7 @@ class TestEngines:
         their module. One node and one round, as nodes start a process for each message; the slow
         `tests/test_deployment.py` has several."""
         monkeypatch.syspath_prepend(str(deployment.home))
+        monkeypatch.delitem(sys.modules, "lab", raising=False)
         given = settings | BY_OWN | {"rounds": 1}
         inline = words(given | {"engine": "inline", "groups": 1, "out": str(tmp_path), "name": "a"})
         reference = start.train(parse([*inline, "--quiet"], "", ""))
