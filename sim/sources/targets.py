@@ -35,15 +35,21 @@ def targets(array: np.ndarray, name: str, path: str, loss: str) -> np.ndarray:
         raise ValueError(f"{said} takes 0 or 1 for each label: give them in shape [N, L]")
     if ":" in loss and integers:
         return array.astype(np.int64, copy=False)
+    numbers = as_float32(array, name, path)
+    return numbers[:, None] if numbers.ndim == 1 else numbers
+
+
+def as_float32(array: np.ndarray, name: str, path: str) -> np.ndarray:
+    """An array of numbers, which must be finite as float32; it is not copied if it is of them."""
     with np.errstate(over="ignore"):
-        numbers = array.astype(np.float32)
-    if not np.isfinite(numbers).all():
+        numbers = array.astype(np.float32, copy=False)
+    if not np.isfinite((numbers.min(), numbers.max())).all():  # either is NaN where one number is
         where = tuple(int(i) for i in np.argwhere(~np.isfinite(numbers))[0])
         raise ValueError(
             f"{path}: {name}{list(where)} = {array[where]}, not finite as float32: fix or drop the "
             "record"
         )
-    return numbers[:, None] if numbers.ndim == 1 else numbers
+    return numbers
 
 
 def outputs(y: np.ndarray, words: int, stated: int, path: str) -> int:
