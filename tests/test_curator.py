@@ -3,7 +3,7 @@
 import functools
 import itertools
 import json
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -59,21 +59,8 @@ UNEQUAL = {name: value for name, value in SETTINGS.items() if name != "sample_ra
 """Clients whose rates follow from a batch size."""
 
 
-@dataclass
-class World(worlds.World):
-    """A run of the loop alone."""
-
+class World(worlds.Loop):
     settings = SETTINGS
-
-    @property
-    def store(self) -> Store:
-        (self.folder / "ledger").mkdir(exist_ok=True)
-        return Store(self.folder, keep_checkpoints=2)
-
-    def run(self, crash: tuple[int, int] | None = None) -> loop.Standing:
-        federation = training.federation(self.job, self.folder)
-        exchange = self.exchange(self.folder, crash)
-        return loop.run(federation, exchange, self.store, loop.restore(federation, self.store), [])
 
     @property
     def paid(self) -> dict:

@@ -5,7 +5,7 @@ import json
 import signal
 import subprocess
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -61,7 +61,6 @@ SOURCES = {
 }
 
 
-@dataclass
 class World(worlds.World):
     """A whole run of FedFed."""
 

@@ -2,7 +2,7 @@
 goes on."""
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -15,7 +15,7 @@ from mechanisms.plan import merge, planned
 from server import loop
 from server.checkpoints import Checkpoint
 from server.loop import Standing
-from server.store import MODEL, ROUNDS, Store
+from server.store import MODEL, ROUNDS
 from sim.engines.inline import inline_exchange
 from sim.phases import training
 from tests import worlds
@@ -35,20 +35,8 @@ SIZED = {name: value for name, value in SETTINGS.items() if name != "sample_rate
 """For clients whose rates follow from a batch size."""
 
 
-@dataclass
-class World(worlds.World):
-    """A run of the loop alone."""
-
+class World(worlds.Loop):
     settings = SETTINGS
-
-    @property
-    def store(self) -> Store:
-        (self.folder / "ledger").mkdir(exist_ok=True)
-        return Store(self.folder, keep_checkpoints=2)
-
-    def run(self, crash: tuple[int, int] | None = None) -> Standing:
-        federation, exchange = training.federation(self.job), self.exchange(self.folder, crash)
-        return loop.run(federation, exchange, self.store, loop.restore(federation, self.store), [])
 
     def picks(self) -> dict[int, list[int]]:
         """The clients that were asked, by round."""

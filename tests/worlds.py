@@ -12,10 +12,13 @@ import numpy as np
 import pytest
 
 from client.messages import TrainRequest, Upload
+from server import loop
 from server.federation import Exchange
+from server.store import Store
 from sim.config import configuration as config
 from sim.engines.inline import inline_exchange
 from sim.job.job import Job
+from sim.phases import training
 from sim.phases.build import build
 
 RECORDS = 120
@@ -64,3 +67,17 @@ class World(ABC):
         with pytest.raises(Crash):
             self.run((round_, group))
         return self
+
+
+class Loop(World):
+    """A run of the loop alone."""
+
+    @property
+    def store(self) -> Store:
+        (self.folder / "ledger").mkdir(exist_ok=True)
+        return Store(self.folder, keep_checkpoints=2)
+
+    def run(self, crash: tuple[int, int] | None = None) -> loop.Standing:
+        federation = training.federation(self.job, self.folder)
+        exchange = self.exchange(self.folder, crash)
+        return loop.run(federation, exchange, self.store, loop.restore(federation, self.store), [])
