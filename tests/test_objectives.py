@@ -191,6 +191,7 @@ def test_the_report_names_the_metric_and_shows_no_classes_where_there_are_none(t
         ("averaged", r"gives \(\) for 2 records, and must give one number for each, \(2,\)"),
         ("centred", "gives a record another loss in a batch than alone"),
         ("wrong", r"fails \(RuntimeError: .* on outputs of shape \(2, 2\) and targets of shape"),
+        ("shifted", "writes into its targets, which are the records': compute from copies"),
         ("of_numbers", r"has no gradient: compute it from the outputs by operations of PyTorch"),
         ("VALUE", "is a int: name a function"),
         ("absent", "has no 'absent': name a function from"),

@@ -134,9 +134,10 @@ def refuse_mixing(name: str, loss: Measure, output: Tensor, targets: Tensor) -> 
         targets: targets ``[B, ...]``.
 
     Raises:
-        ValueError: it fails, has another shape or no gradient, or mixes records.
+        ValueError: it fails, has another shape or no gradient, mixes records, or writes into its
+            targets.
     """
-    output = wave(output).requires_grad_()
+    output, written = wave(output).requires_grad_(), targets._version
     try:
         with torch.enable_grad():
             together = loss(output, targets)
@@ -147,6 +148,10 @@ def refuse_mixing(name: str, loss: Measure, output: Tensor, targets: Tensor) -> 
             f"{tuple(output.shape)} and targets of shape {tuple(targets.shape)}, "
             f"{targets.dtype}: correct it"
         ) from error
+    if targets._version != written:
+        raise ValueError(
+            f"loss = {name!r} writes into its targets, which are the records': compute from copies"
+        )
     shapes = [tuple(one.shape) if isinstance(one, Tensor) else () for one in (together, *alone)]
     if shapes != [(len(output),), *[(1,)] * len(output)] or not together.is_floating_point():
         raise ValueError(
