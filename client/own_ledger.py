@@ -6,7 +6,6 @@ whoever is asked less often has released a part of that. A round that a ledger a
 is never used again.
 """
 
-import secrets
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from pydantic import ValidationError
 
 from client import places
 from mechanisms import durable
-from mechanisms.accounting.ledger import Ledger, entries
+from mechanisms.accounting.ledger import Ledger, entries, release_name
 from mechanisms.plan import Plan
 from mechanisms.settings import MAX_TIMES
 
@@ -87,8 +86,7 @@ class OwnLedger:
                 charged.
         """
         with self.next_round(plan, rounds) as (ledger, nth):
-            name = f"round-{nth}-{secrets.token_hex(8)}"
-            ledger.charge(name, nth, [self.client], plan.round_charges(nth))
+            ledger.charge(release_name(nth, None), nth, [self.client], plan.round_charges(nth))
             return nth
 
     @contextmanager

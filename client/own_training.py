@@ -24,6 +24,7 @@ from client.settings import Local
 from client.sums import SCALE
 from mechanisms import dpsgd
 from mechanisms.accounting import accountant
+from mechanisms.accounting.ledger import release_name
 from mechanisms.default_arithmetic import default_arithmetic
 from mechanisms.gradients.materialised import Loss
 from mechanisms.gradients.record_gradients import RecordGradients, cross_entropy
@@ -126,8 +127,9 @@ class RecordDp:
                     x, y, lambda _: np.arange(len(y)), [here], np.ones(own.clients, dtype=np.int64)
                 )
                 plans = PlanTable((plan,), np.zeros(own.clients, dtype=np.int64))
+                name = release_name(nth, None)
                 host = Node(self._training(gradients), data, plans, ledger, None)
-                asked = TrainRequest(nth, 0, f"round-{nth}", here, np.array([nth]), start.numpy())
+                asked = TrainRequest(nth, 0, name, here, np.array([nth]), start.numpy())
                 moved = torch.from_numpy(host.train(asked).total) / SCALE
         released = gradients.layout.unflatten((start.double() + moved).float())
         with torch.no_grad():

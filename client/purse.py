@@ -4,7 +4,6 @@ The most that the round can cost is on disk before anything is drawn; what was r
 disk before the round's upload leaves.
 """
 
-import secrets
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -115,19 +114,21 @@ class Purse:
         and settles what was noted before it, as its message may tell of that.
 
         A repeated request for a seeded round is the same release (same draws, same sums) and is
-        charged once. A release draws anew at each request, under a new name, and is charged each
-        time.
+        charged once. A release draws anew at each request, each of which has a name of its own.
 
         Raises:
-            ValueError: nothing has paid for something that clients released.
+            ValueError: the request for a release was answered before, which costs nothing; or
+                nothing has paid for something that clients released.
         """
         name = request.release
-        if self.seed is None:
-            name += f"-{secrets.token_hex(8)}"
         opened, payments = Opened(self, request, device), planned(self.plans, request)
         if self.ledger is None:
             yield opened
             return
+        if self.seed is None and self.ledger.has(name):
+            raise ValueError(
+                f"{name} was asked for before, and is paid for once: ask anew, by another name"
+            )
         self.ledger.charge_all(name, request.round, payments)
         try:
             yield opened

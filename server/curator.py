@@ -8,7 +8,6 @@ clients take turns instead, as everybody knows, and those whose turn it is pay.
 """
 
 import functools
-import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +16,7 @@ import numpy as np
 import torch
 
 from client.messages import Upload
-from mechanisms.accounting.ledger import Ledger
+from mechanisms.accounting.ledger import Ledger, release_name
 from mechanisms.arithmetic import of_seed
 from mechanisms.bands import Correlated
 from mechanisms.entropy import SystemEntropy
@@ -76,7 +75,7 @@ class Curator:
 
         A replayed round of a simulation is the same release and is charged once.
         """
-        name = f"round-{number}" + ("" if self.seed is not None else f"-{secrets.token_hex(8)}")
+        name = release_name(number, self.seed)
         payers = self.paying(number)
         which = self.plans.which[payers]
         who = [payers[which == p] for p in range(len(self.plans.plans))]

@@ -5,7 +5,6 @@ charge (a node writes them before it trains, a trusted server before it asks) an
 (a checkpoint follows each).
 """
 
-import secrets
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -14,6 +13,7 @@ import numpy as np
 
 from client import metrics, sums
 from client.messages import TrainRequest, Upload
+from mechanisms.accounting.ledger import release_name
 from mechanisms.randomness import fresh_key, generator, seed_key
 from server import clip_norm
 from server.budgets import Budgets
@@ -161,9 +161,7 @@ def _asked(
 ) -> list[Upload]:
     """The uploads of these clients' groups."""
     number, group_of = standing.now.round + 1, federation.group_of[clients]
-    release = f"round-{number}"
-    if federation.seed is None:
-        release += f"-{secrets.token_hex(4)}"
+    release = release_name(number, federation.seed)
     requests = [
         TrainRequest(
             number,

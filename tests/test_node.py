@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from client.client_state import ClientState
-from client.messages import Upload
+from client.messages import TrainRequest, Upload
 from client.metrics import means
 from client.node import GroupData, Node
 from client.sums import SCALE
@@ -99,15 +99,40 @@ def test_a_replayed_round_of_a_simulation_is_the_same_release_and_charged_once(t
     assert (first.total == again.total).all() and read(tmp_path / "ledger") == {0: ONCE, 1: ONCE}
 
 
+def named(attempt: int, asked: TrainRequest) -> TrainRequest:
+    """A request of a release, which has a name of its own."""
+    return dataclasses.replace(asked, release=f"{asked.release}-{attempt}")
+
+
 def test_a_round_of_a_release_that_is_asked_again_is_drawn_and_charged_anew(tmp_path):
-    """Kills a key that is kept, and a release name that is used twice."""
+    """Kills a key that is kept."""
     here = node(tmp_path, seed=None)
-    first, again = (here.train(request(1, [0, 1])) for _ in range(2))
+    first, again = (here.train(named(attempt, request(1, [0, 1]))) for attempt in (1, 2))
     assert (first.total != again.total).all()
     assert read(tmp_path / "ledger") == {
         client: Counter({SampledGaussian(0.5, 1.0): 6}) for client in (0, 1)
     }
-    assert len(set(releases(tmp_path))) == 2
+    assert releases(tmp_path) == ["round-1-1", "round-1-2"]
+
+
+@pytest.mark.parametrize("clients", [[0, 1], [2]], ids=["the same", "another client"])
+@pytest.mark.parametrize("restarted", [False, True])
+def test_a_request_for_a_release_is_answered_once(tmp_path, clients, restarted):
+    """A message that is delivered twice. Each answer has other noise, and the server counts one;
+    and a name that has paid must not pay for what another request settles."""
+    covered = Covered(SampledGaussian(0.5, 9.0), 4.0)
+    adaptive = dataclasses.replace(
+        MECHANISMS["dpsgd"], realized=lambda cohort, state: [{covered: 1}] * len(cohort.plans)
+    )
+    here = node(tmp_path, seed=None, mechanism=adaptive)
+    here.train(request(1, [0, 1]))
+    here.train(request(2, [0, 1]))
+    before = read(tmp_path / "ledger")
+    if restarted:
+        here = node(tmp_path, seed=None, mechanism=adaptive)
+    with pytest.raises(ValueError, match="round-1 was asked for before, and is paid for once"):
+        here.train(request(1, clients))
+    assert read(tmp_path / "ledger") == before
 
 
 def test_an_upload_is_the_exact_weighted_sum_of_the_clients_updates(tmp_path):
@@ -254,15 +279,14 @@ def test_what_a_round_has_really_cost_is_written_down_and_told_to_the_server(tmp
 
 
 def test_what_a_release_has_really_cost_is_charged_each_time_that_it_is_asked(tmp_path):
-    """Each attempt has released what it settles. Kills a settlement under the name of the request,
-    by which the second one has been paid for."""
+    """Each attempt has released what it settles."""
     claim, covered = PaperClaim(0.5, 1.0), Covered(SampledGaussian(0.5, 9.0), 4.0)
     greedy = dataclasses.replace(
         MECHANISMS["dpsgd"], realized=lambda cohort, state: [{claim: 2, covered: 1}]
     )
     here = node(tmp_path, seed=None, mechanism=greedy)
-    for _ in range(3):
-        (told,) = here.train(request(1, [2])).realized
+    for attempt in range(3):
+        (told,) = here.train(named(attempt, request(1, [2]))).realized
         assert told[0].tolist() == [2] and told[1] == {claim: 2}
     assert read(tmp_path / "ledger") == {2: {SampledGaussian(0.5, 1.0): 9, claim: 6, covered: 3}}
 
@@ -371,7 +395,7 @@ def test_what_a_round_has_spent_before_it_fails_is_not_spent_again(tmp_path):
     here = node(tmp_path, None, mechanism=adaptive, rate=lambda *_: torch.full((1,), 1e12))
     for asked in (1, 2):
         with pytest.raises(ValueError, match=r"a coordinate of size .* training diverged"):
-            here.train(request(1, [3]))
+            here.train(named(asked, request(1, [3])))
         assert read(tmp_path / "ledger")[3][covered] == asked
 
 
@@ -393,9 +417,9 @@ def test_no_state_is_kept_of_releases_that_the_ledger_does_not_know(tmp_path, mo
 
     with monkeypatch.context() as patched, pytest.raises(OSError, match="no space"):
         patched.setattr(Ledger, "charge_all", failing)
-        kept().train(request(1, [0, 1]))
+        kept().train(named(1, request(1, [0, 1])))
     assert not (tmp_path / "kept").exists() and len(read(tmp_path / "ledger")) == 2
-    kept().train(request(1, [0, 1]))
+    kept().train(named(2, request(1, [0, 1])))
     assert len(list((tmp_path / "kept").iterdir())) == 1
 
 

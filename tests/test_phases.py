@@ -122,7 +122,9 @@ def test_what_is_asked_again_is_the_same_draw_in_a_simulation_and_another_one_in
 ):
     """And is charged so: once, or twice."""
     phase, job, node = phases.node(name, tmp_path, release)
-    first, again = (phase.noise(job, node.train(ask(phase, job, 1, [2]))) for _ in range(2))
+    asked = ask(phase, job, 1, [2])
+    named = [replace(asked, release=f"again-{n}") if release else asked for n in range(2)]
+    first, again = (phase.noise(job, node.train(one)) for one in named)
     assert np.array_equal(first, again) != release
     (paid,) = ledger.read(tmp_path / "ledger").values()
     once = phase.plans(job).of(2).round_charges(1)

@@ -6,6 +6,7 @@ then may the update leave. A release name identifies one draw of the noise on on
 recomputed from these files by :func:`read`.
 """
 
+import secrets
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -41,6 +42,7 @@ class Ledger:
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         self._paid: dict[Key, dict[int, Ids]] = {}
+        self._releases: set[str] = set()
         self._movements: dict[int, list[Movement]] = {}
         self._journal = Journal(self.path, lambda record: self._remember(entry_of(record)))
 
@@ -87,6 +89,10 @@ class Ledger:
             for entry in fresh:
                 self._remember(entry)
 
+    def has(self, release: str) -> bool:
+        """Whether somebody has paid for a release of this name."""
+        return release in self._releases
+
     def account(self, client: int, order: float, at_round: int | None = None) -> Account:
         """What this file's allotments at one order have left for a client.
 
@@ -129,6 +135,7 @@ class Ledger:
         return ids
 
     def _remember(self, entry: Entry) -> None:
+        self._releases.add(entry.release)
         counts = self._paid.setdefault((entry.release, entry.event), {})
         known = counts.get(entry.count)
         counts[entry.count] = entry.clients if known is None else np.union1d(known, entry.clients)
@@ -136,6 +143,12 @@ class Ledger:
         if movement is not None:
             for client in entry.clients.tolist():
                 self._movements.setdefault(client, []).append(movement)
+
+
+def release_name(round: int, seed: int | None) -> str:
+    """Of a round's draws: the same if a simulation replays it, and never used before in a release,
+    which has no seed."""
+    return f"round-{round}" if seed is not None else f"round-{round}-{secrets.token_hex(8)}"
 
 
 def read(
