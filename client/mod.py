@@ -82,6 +82,8 @@ class ClientDpMod:
         except ValueError as fault:  # it depends on messages and ledgers alone
             LOG.error(f"ClientDpMod: {fault}")
             return Message(Error(ErrorCode.MOD_FAILED_PRECONDITION, str(fault)), reply_to=message)
+        # before the app can write into the message, whose metadata a reply takes
+        reply = Message(RecordDict(), reply_to=message)
         moved, metrics = np.zeros_like(start), MetricRecord()
         try:
             found, metrics = self._trained(app(message, context), sent)
@@ -94,8 +96,8 @@ class ClientDpMod:
         with np.errstate(all="ignore"):
             arrays = _shaped(start + released, sent)
         said = MetricRecord({WEIGHT: 1, **metrics})
-        content = RecordDict({name: ArrayRecord(arrays), METRICS: said})
-        return Message(content, reply_to=message)
+        reply.content = RecordDict({name: ArrayRecord(arrays), METRICS: said})
+        return reply
 
     def _trained(self, reply: Message, sent: Arrays) -> tuple[np.ndarray, MetricRecord]:
         """The parameters ``[P]`` of the app's reply, and its public metrics.

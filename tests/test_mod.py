@@ -216,6 +216,35 @@ class TestWhatLeaves:
         assert dict(reply.content["metrics"]) == {"num-examples": 1}
         assert reply.metadata.reply_to_message_id == "1"
 
+    @pytest.mark.parametrize(
+        "written",
+        [
+            {"group_id": "record 5 is of Ada"},
+            {"message_type": "train.ada"},
+            {"ttl": 5.0},
+            {"ttl": "Ada"},
+            {"created_at": 5.0},
+            {"dst_node_id": 5},
+            {"src_task_id": 5, "dst_task_id": 5},
+        ],
+    )
+    def test_what_an_app_writes_into_its_message_does_not_leave(self, tmp_path, written):
+        """A reply takes its metadata from the message, which the app holds, too."""
+        said = []
+        for write in ({}, written):
+            asked = message()
+
+            def trained(arrays: dict, asked: Message = asked, write: dict = write) -> dict:
+                for name, value in write.items():
+                    setattr(asked.metadata, name, value)
+                return arrays
+
+            reply = app_of(loose(tmp_path), trained)(asked, context())
+            assert not reply.has_error()
+            times = {"_created_at": 0.0, "_ttl": round(reply.metadata.ttl, -2)}
+            said.append(vars(reply.metadata) | times)
+        assert said[0] == said[1]
+
     @pytest.mark.parametrize("public", ["num-examples", ["num-examples", "absent"]])
     def test_metrics_that_are_listed_as_public_are_replied(self, tmp_path, public):
         app = app_of(loose(tmp_path, public=public), lambda a: a)
