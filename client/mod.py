@@ -89,8 +89,10 @@ class ClientDpMod:
             found, metrics = self._trained(app(message, context), sent)
             with np.errstate(all="ignore"):
                 moved = found - start
-        except (Exception, SystemExit) as fault:  # the app's code can raise anything
-            LOG.error(f"ClientDpMod: the app's reply counts as no update: {fault!r}")
+        except KeyboardInterrupt:  # by whoever ends the node
+            raise
+        except BaseException:  # the app's code can raise anything, even what cannot be shown
+            LOG.error("ClientDpMod: the app's reply counts as no update", exc_info=True)
         with default_arithmetic():  # the app's code may have set others
             released = self.plan.release(torch.from_numpy(moved), SystemEntropy()).numpy()
         with np.errstate(all="ignore"):

@@ -1,6 +1,7 @@
 """A mod makes the replies of any ClientApp private: what leaves, what it costs, what is refused;
 and its page."""
 
+import asyncio
 import importlib
 import re
 import subprocess
@@ -87,6 +88,19 @@ def moved(reply: Message, start: dict = START) -> np.ndarray:
     return np.concatenate([(found[k] - a).ravel() for k, a in start.items() if a.dtype.kind == "f"])
 
 
+def raises(fault: BaseException) -> None:
+    raise fault
+
+
+class Unshown(Exception):
+    """Whose texts fail as well."""
+
+    def __repr__(self) -> str:
+        raise KeyError("record 5 is of Ada")
+
+    __str__ = __repr__
+
+
 def loose(folder: Path, **given: object) -> ClientDpMod:
     """Whose noise is a fiftieth of the clip norm."""
     mod = ClientDpMod(folder, rounds=99, **given)
@@ -171,6 +185,9 @@ class TestWhatLeaves:
         [
             lambda a: 1 / 0,
             lambda a: sys.exit("record 5 is of Ada"),
+            lambda a: raises(asyncio.CancelledError("record 5 is of Ada")),
+            lambda a: raises(BaseExceptionGroup("Ada", [asyncio.CancelledError()])),
+            lambda a: raises(Unshown()),
             lambda a: None,
             lambda a: Message(Error(1, "record 5 is of Ada"), reply_to=message()),
             lambda a: Message(RecordDict(), reply_to=message()),
@@ -196,6 +213,10 @@ class TestWhatLeaves:
         assert shapes[0] == shapes[1] and bad.content["metrics"] == good.content["metrics"]
         assert np.abs(moved(bad)).max() < 0.02 * 7 and np.abs(moved(bad)).min() > 0
         assert paid(tmp_path)[0] == {Gaussian(0.01): 2}
+
+    def test_whoever_ends_the_node_ends_it(self, tmp_path):
+        with pytest.raises(KeyboardInterrupt):
+            app_of(loose(tmp_path), lambda a: raises(KeyboardInterrupt()))(message(), context())
 
     def test_a_default_device_of_the_app_is_not_that_of_the_noise(self, tmp_path):
         """Else a failure that may depend on records looks unlike any other reply."""
