@@ -84,7 +84,7 @@ class OwnBudget:
         orders, known = self.orders, places.known(self.folder / PLACES)
         total = np.zeros(len(orders))
         charged = {path.parent.parent for path in known}
-        for folder in sorted({*self._runs(), *charged, run}):
+        for folder in sorted({*self.runs(), *charged, run}):
             own = folder / LEDGER
             passed = {path.name: place for path, place in known.items() if path.parent == own}
             there = own.is_dir() or passed
@@ -96,7 +96,8 @@ class OwnBudget:
             total += np.max(costs, axis=0, initial=0.0)
         return total
 
-    def _runs(self) -> list[Path]:
+    def runs(self) -> list[Path]:
+        """The folders of all runs that have a ledger."""
         return [path.parent for path in self.folder.glob(f"*/{LEDGER}")]
 
     def begin(self) -> None:

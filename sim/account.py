@@ -7,6 +7,7 @@
     python -m sim.account --ledger runs/example --group 4
     python -m sim.account --verify runs/example
     python -m sim.account --check runs/example
+    python -m sim.account --node /lab/node-0.toml
 
 The flags are those of ``python -m sim.run``, whose plans are priced. A first word asks for one
 client's single round of a mechanism, or with ``fedfed`` for its shared records.
@@ -37,6 +38,10 @@ def command(argv: Sequence[str], program: str = "python -m sim.account") -> None
         from sim.library.whole import look
 
         result, show = look(question.check), shown.show_whole
+    elif question.node is not None:
+        from sim.library.node import look as look_at_node
+
+        result, show = look_at_node(question.node), shown.show_node
     elif question.ledger is not None:
         from sim.showing.ledger import spent
 

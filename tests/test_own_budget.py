@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import json
 import math
 import re
 import shutil
@@ -32,10 +33,12 @@ from mechanisms.plan import PlanTable, merge
 from server import manifest
 from server.app import exchange_over, find_groups
 from server.noting import noting
+from sim import account
+from sim.commands.guard import main_guard
 from sim.config import configuration
 from sim.engines import app, policy
 from tests.test_flower import ROOT, LocalGrid, identity, place, serve, settings
-from tests.test_readme import blocks
+from tests.test_readme import blocks, commands
 
 __all__ = ["identity", "settings"]
 pytestmark = pytest.mark.usefixtures("no_report")
@@ -107,18 +110,30 @@ class TestBudget:
 
     def test_its_owner_reads_which_share_is_used(self, tmp_path, capsys):
         """In proportion to what was charged, and all of it when a further charge is refused."""
-        (block,) = [text for kind, text in blocks(GUIDE) if kind == "python"]
-        block = block.replace("/lab/own-0", str(tmp_path))
-        budget = OwnBudget(tmp_path, 5.0, 1e-5)
+        page = [(kind, text.replace("/lab/", f"{tmp_path}/")) for kind, text in blocks(GUIDE)]
+        (own,) = [text for _, text in page if text.startswith("# node-0.toml")]
+        (tmp_path / "node-0.toml").write_text(own)
+        asked = [words for kind, text in page if kind == "bash" for words in commands(text)]
+        (asked,) = [words[3:] for words in asked if words[:3] == ["python", "-m", "sim.account"]]
+        home = tmp_path / "own-0"
+        budget = OwnBudget(home, 5.0, 1e-5)
         number = max(n for n in range(1, 99) if by_hand(budget.orders, n / 32, 1e-5) <= 5.0)
         shares = []
         for run in range(3):
-            exec(compile(block, str(GUIDE), "exec"), {})
-            shares.append(float(capsys.readouterr().out))
-            paid(tmp_path, str(run), ([0], {Gaussian(4.0): number}))
+            assert main_guard(account.command, [*asked, "--json"]) == 0
+            told = json.loads(capsys.readouterr().out)
+            shares.append(told.pop("used"))
+            known = {"folder": str(home), "epsilon_budget": 5.0, "delta": 1e-5}
+            assert told == known | {"runs": run}
+            paid(home, str(run), ([0], {Gaussian(4.0): number}))
         assert shares == pytest.approx([0.0, shares[1], 2 * shares[1]], abs=1e-12)
         assert number / (number + 1) < shares[1] <= 1.0
-        assert OwnBudget(tmp_path, 1e-4, 1e-5).used() == math.inf
+        account.command(asked)
+        percent = float(re.search(r"^used +(\S+) %$", capsys.readouterr().out, re.M)[1])
+        assert 0 <= percent - 300 * shares[1] < 0.1
+        (tmp_path / "node-0.toml").write_text(own.replace("5.0", "1e-4"))
+        account.command(asked)
+        assert "used               all of it: it is too small" in capsys.readouterr().out
 
     @pytest.mark.parametrize(
         ("said", "run_of"),

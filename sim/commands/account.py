@@ -32,6 +32,10 @@ OWN: OwnFlags = {
         "say file by file what of a run directory is whole, missing, older, newer or damaged; exit "
         "code 1 unless all is whole",
     ),
+    "--node": (
+        "POLICY_FILE",
+        "say which share of its own budget a Flower node's runs have used",
+    ),
     "--group": (
         "K",
         "with --ledger: also the epsilon of a person who has K records with one client",
@@ -82,6 +86,7 @@ class Question:
         ledger: the directory of a run whose ledger is priced, or None.
         verify: the directory of a run whose printed epsilons are verified, or None.
         check: the directory of a run whose files are checked, or None.
+        node: the policy file of a Flower node whose budget is looked at, or None.
         group: records of one person, or None.
         word: the first word, or None.
         records: records per client, one number for all or one for each; None: from the data set.
@@ -98,6 +103,7 @@ class Question:
     ledger: Path | None
     verify: Path | None
     check: Path | None
+    node: str | None
     group: int | None
     word: str | None
     records: tuple[int, ...] | None
@@ -137,6 +143,7 @@ def parse(argv: Sequence[str], program: str) -> Question:
         ledger=Path(own["ledger"]) if "ledger" in own else None,
         verify=Path(own["verify"]) if "verify" in own else None,
         check=Path(own["check"]) if "check" in own else None,
+        node=own.get("node"),
         group=_read(own, "group", int),
         word=word,
         records=_read(own, "records", _integers),
@@ -231,14 +238,15 @@ _OF_A_RUN = {
     "verify": ("proves what a run has printed", set[str]()),
     "ledger": ("prices what a run has paid", {"delta", "group"}),
     "check": ("looks at a run's files", set[str]()),
+    "node": ("looks at a node's ledgers of all runs", set[str]()),
 }
-"""Flags about a run that has been -> what they do, and the flags that may stand beside them."""
+"""Flags about runs that have been -> what they do, and the flags that may stand beside them."""
 
 
 def _check_one_client(question: Question, request: Request) -> None:
     """Require the flags for which one client's round has no default."""
     given, privacy = request.given, request.config.privacy
-    for flag in ("ledger", "verify", "check", "group"):
+    for flag in (*_OF_A_RUN, "group"):
         if getattr(question, flag) is not None:
             raise ValueError(f"--{flag} and {question.word} are two questions: drop one")
     noise = "share_noise" if question.word == SHARED else "noise_multiplier"

@@ -75,8 +75,7 @@ def own() -> Policy | None:
     """This node's policy file; None if it has none.
 
     Raises:
-        ValueError: it cannot be read, has an unknown or missing key or a value out of its bounds,
-            or a variable says what belongs into it.
+        ValueError: it cannot be used, or a variable says what belongs into it.
     """
     path = os.environ.get(POLICY)
     if not path:
@@ -87,18 +86,26 @@ def own() -> Policy | None:
                 f"{variable} and {POLICY} are both set, but only one may be: set {key} in {path}, "
                 f"and drop {variable}"
             )
+    return read(POLICY, path)
+
+
+def read(name: str, path: str) -> Policy:
+    """The policy file that ``name`` has named.
+
+    Raises:
+        ValueError: it cannot be read, or has an unknown or missing key or a value out of its
+            bounds.
+    """
     try:
         given = tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as fault:
-        raise ValueError(
-            f"{POLICY} = {path} cannot be read ({fault.strerror}): correct it"
-        ) from None
+        raise ValueError(f"{name} = {path} cannot be read ({fault.strerror}): correct it") from None
     except (ValueError, RecursionError) as fault:
-        raise ValueError(f"{POLICY} = {path} is not a TOML file: {fault}") from None
+        raise ValueError(f"{name} = {path} is not a TOML file: {fault}") from None
     try:
         return Policy.model_validate(given)
     except ValidationError as error:
-        raise ValueError(f"{POLICY} = {path}: {_fault(given, error)}") from None
+        raise ValueError(f"{name} = {path}: {_fault(given, error)}") from None
 
 
 def _fault(given: Mapping[str, object], error: ValidationError) -> str:

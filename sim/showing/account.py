@@ -102,6 +102,23 @@ def show_whole(result: Entries) -> None:
     Console().print(verdict)
 
 
+def show_node(result: Entries) -> None:
+    """Print a node's budget and the share of it that is used, rounded up."""
+    from rich.console import Console
+
+    used = result["used"]
+    lines = {
+        "folder": result["folder"],
+        "runs": result["runs"],
+        "budget": f"epsilon {result['epsilon_budget']:g}, delta {result['delta']:g}",
+        "used": f"{math.ceil(1000.0 * used) / 10.0:g} %"
+        if math.isfinite(used)
+        else "all of it: it is too small for any release",
+    }
+    for name, value in lines.items():
+        Console().print(f"{name:<18} {value}", soft_wrap=True)
+
+
 def _show_table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     """Print a table that cuts off nothing, however narrow the terminal: an epsilon without its last
     digits is no bound."""
