@@ -117,8 +117,8 @@ class Purse:
         charged once. A release draws anew at each request, each of which has a name of its own.
 
         Raises:
-            ValueError: the request for a release was answered before, which costs nothing; or
-                nothing has paid for something that clients released.
+            ValueError: the request for a release came before, and nothing is charged; or nothing
+                has paid for something that clients released.
         """
         name = request.release
         opened, payments = Opened(self, request, device), planned(self.plans, request)
