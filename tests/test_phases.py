@@ -66,7 +66,9 @@ def test_noise_is_drawn_anew_for_every_round_client_and_phase(tmp_path, release)
     for name in PHASES:
         phase, job, node = phases.node(name, tmp_path / name, release)
         for (nth, round_), client in itertools.product(enumerate(phase.rounds, 1), range(CLIENTS)):
-            drawn.append(phase.noise(job, node.train(ask(phase, job, round_, [client], nth)))[:800])
+            asked = ask(phase, job, round_, [client], nth)
+            asked = replace(asked, release=f"{asked.release}-{client}")
+            drawn.append(phase.noise(job, node.train(asked))[:800])
     related = np.abs(np.corrcoef(np.stack(drawn)) - np.eye(len(drawn)))
     assert len(drawn) == 2 * CLIENTS * len(PHASES) and related.max() < 6 / 800**0.5
 
