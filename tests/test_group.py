@@ -141,7 +141,7 @@ def test_one_record_costs_the_certified_epsilon_and_more_records_more(name):
     own = DELTA * accountant.share_of_the_end(charges)
     least = min(way(kept, own - lost, 2) for way in (group.renyi, group.chain))
     if lost:
-        assert found[1] == trial_cap.guarantee(least, own - lost, lost)[0]
+        assert found[1] == trial_cap.with_cap(least, lost)
     elif group.epsilon(charges, DELTA, 2).method == "loss distributions":
         assert found[1] <= least
     else:

@@ -258,10 +258,8 @@ def test_the_smallest_cap_is_the_smallest_one(lowest, delta_cap):
 def test_a_cap_is_paid_from_epsilon_and_delta():
     charges, cap = {events.SampledGaussian(0.01, 1.1): 1000}, events.TrialCap(0.2, 90)
     lost = 1000 * 0.8**90
-    assert trial_cap.guarantee(2.0, 1e-5, 1e-6) == pytest.approx(
-        (2.0 + 1e-6 / (1 - 1e-6), 1.1e-5), rel=1e-15
-    )
-    assert trial_cap.guarantee(2.0, 1e-5, 0.1) == pytest.approx((2.0 + 0.1 / 0.9, 0.10001)), (
+    assert trial_cap.with_cap(2.0, 1e-6) == pytest.approx(2.0 + 1e-6 / (1 - 1e-6), rel=1e-15)
+    assert trial_cap.with_cap(2.0, 0.1) == pytest.approx(2.0 + 0.1 / 0.9), (
         "a share of delta so large that what is added to epsilon shows"
     )
     alone = accountant.composed(charges, 0.995 * 1e-5 - lost, dominating.ways)
@@ -280,7 +278,7 @@ def test_a_cap_is_paid_from_epsilon_and_delta():
     left = accountant.guarantee(whole, 0.5, "certified", accountant.ORDERS)
     assert left.epsilon == math.inf, "nothing is left of delta"
     with pytest.raises(ValueError, match="delta_cap = "):
-        trial_cap.guarantee(2.0, 1e-5, 1.0)
+        trial_cap.with_cap(2.0, 1.0)
 
 
 @pytest.mark.parametrize(

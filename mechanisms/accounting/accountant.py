@@ -149,7 +149,7 @@ def guarantee(charges: Charges, delta: float, column: str, orders: Sequence[floa
         found = convert(divergences, seen, delta - lost, classic)
     if not lost:
         return found
-    total = trial_cap.guarantee(found.epsilon, delta - lost, lost)[0]
+    total = trial_cap.with_cap(found.epsilon, lost)
     return Guarantee(total, found.order) if total <= reach(charges) else Guarantee(math.inf, None)
 
 
@@ -311,7 +311,7 @@ def composed(
         return math.inf
     least = min((_of(steps, delta - lost) for steps in found), default=math.inf)
     capped = cap_delta({event: n for event, n in charges.items() if isinstance(event, TrialCap)})
-    return trial_cap.guarantee(least, delta, capped)[0] if capped else least
+    return trial_cap.with_cap(least, capped) if capped else least
 
 
 def _of(steps: dominating.Steps, delta: float) -> float:

@@ -85,7 +85,7 @@ def _epsilon(items: frozenset[tuple[events.Event, int]], delta: float, records: 
     method = min(ways, key=lambda way: ways[way])
     least = ways[method]
     if lost:
-        least, _ = trial_cap.guarantee(least, delta - lost, lost)
+        least = trial_cap.with_cap(least, lost)
     if least > accountant.reach(charges):
         least = math.inf
     return Guarantee(least, method if math.isfinite(least) else "")

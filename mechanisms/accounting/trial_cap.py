@@ -42,10 +42,10 @@ def smallest_cap(lowest_acceptance: float, steps: int, delta_cap: float) -> int:
     return cap
 
 
-def guarantee(epsilon: float, delta: float, delta_cap: float) -> tuple[float, float]:
-    """(epsilon, delta) of the capped run, from those of the run without a cap."""
+def with_cap(epsilon: float, delta_cap: float) -> float:
+    """Epsilon of the capped run, from that of the run without a cap."""
     _check(delta_cap)
-    return epsilon + delta_cap / (1.0 - delta_cap), delta + delta_cap
+    return epsilon + delta_cap / (1.0 - delta_cap)
 
 
 def _check(delta_cap: float) -> None:
