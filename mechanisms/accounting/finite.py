@@ -31,7 +31,7 @@ class Finite(NamedTuple):
         return {self.noise}
 
     def excess(self, losses: Floats, adding: bool) -> tuple[Floats, Floats]:
-        points, values = self._corners()
+        points, values = self.corners()
         # in the other direction it is x H(1 / x); a chord stays one
         ratios = np.exp(-losses if adding else losses)
         value = np.interp(ratios, points, values)
@@ -47,7 +47,7 @@ class Finite(NamedTuple):
         losses, masses = np.array(self.losses), np.array(self.masses)
         return float((masses if adding else masses * np.exp(losses)) @ losses**2)
 
-    def _corners(self) -> tuple[Floats, Floats]:
+    def corners(self) -> tuple[Floats, Floats]:
         """Likelihood ratios between which the excess is linear, and its values there."""
         x, masses = np.exp(self.losses), np.array(self.masses)
         gaps = np.diff(x)

@@ -192,10 +192,8 @@ def _cover(
 
 
 def _profile(noise: Finite) -> Callable[[Floats], Floats]:
-    losses = np.array(noise.losses)
-    bends = np.append(0.0, np.exp(losses))
-    excess = np.append(0.0, noise.excess(losses, False)[0])
-    return lambda x: np.interp(x, bends, excess) + _alone(x)
+    corners = noise.corners()
+    return lambda x: np.interp(x, *corners) + _alone(x)
 
 
 def _alone(x: Floats) -> Floats:

@@ -138,8 +138,7 @@ class Before:
         self.beyond, self.error = found.beyond, found.error + CANCELLED
         self.moved = step.moved()
         # where H bends, and what it has there beyond max(0, 1 - x)
-        self.bends = np.append(0.0, np.exp(after.losses))
-        self.excess = np.append(0.0, after.excess(np.array(after.losses), False)[0])
+        self.bends, self.excess = after.corners()
 
     def at(self, x: Floats) -> Floats:
         """The excess over ``max(0, 1 - x)`` at rising values from 1 on, of which the first two are
