@@ -48,9 +48,9 @@ def test_epsilon_is_that_of_the_whole_grid_and_few_orders_are_looked_at(event, c
         {event: count},
         {event: count, SampledGaussian(0.2, 3.0): 9, RandomizedResponse(1.5): 1},
     ):
-        curves._POINTS.clear()
+        curves.at.cache_clear()
         found = accountant.guarantee(charges, 1e-5, "certified", ORDERS)
-        looked_at = len(curves._POINTS[event, "certified"])
+        looked_at = curves.at.cache_info().currsize
         scanned = accountant.convert(accountant.rdp(charges, ORDERS, "certified"), ORDERS, 1e-5)
         assert scanned.epsilon <= found.epsilon <= scanned.epsilon * (1 + 1e-5)
         assert 1 <= looked_at <= 30
@@ -67,7 +67,7 @@ def test_two_slow_events_add_up_and_a_cap_takes_its_part_of_delta():
 
 def test_what_was_looked_at_is_kept_and_nothing_beside_it(monkeypatch):
     """Whatever the grid in which an order stands."""
-    monkeypatch.setattr(curves, "_POINTS", {})
+    curves.at.cache_clear()
     once, price, asked = list(ORDERS[::10]), curves.curve, []
 
     def counting(event, orders, column):

@@ -24,8 +24,8 @@ COLUMNS = ("certified", "published")
 
 MANY = 100  # this many curves or more are computed together
 MAX_KEPT = 100_000  # curves; some 100 MB
+MAX_POINTS = 1_000_000  # values at single orders; likewise
 _KEPT: dict[tuple[events.Event, tuple[float, ...], str], Floats] = {}
-_POINTS: dict[tuple[events.Event, str], dict[float, float]] = {}
 SLOW = ("visible", "selective", "clipped")  # accountings whose curves are searches
 
 
@@ -56,15 +56,10 @@ def slow(event: events.Event, column: str) -> bool:
     return (tested and column == "certified") or isinstance(event, events.FixedBatchGaussian)
 
 
+@functools.lru_cache(maxsize=MAX_POINTS)
 def at(event: events.Event, order: float, column: str) -> float:
     """``rdp(event, [order], column)[0]``, cached by order."""
-    if (event, column) not in _POINTS:
-        _make_room(_POINTS)
-        _POINTS[event, column] = {}
-    points = _POINTS[event, column]
-    if order not in points:
-        points[order] = float(_checked(event, (order,), column)[0])
-    return points[order]
+    return float(_checked(event, (order,), column)[0])
 
 
 def precompute(given: Iterable[events.Event], orders: Sequence[float], column: str) -> None:
@@ -87,14 +82,10 @@ def precompute(given: Iterable[events.Event], orders: Sequence[float], column: s
 
 
 def _keep(key: tuple[events.Event, tuple[float, ...], str], values: Floats) -> None:
-    _make_room(_KEPT)
+    if len(_KEPT) >= MAX_KEPT:
+        _KEPT.clear()
     values.setflags(write=False)
     _KEPT[key] = values
-
-
-def _make_room(kept: dict[Any, Any]) -> None:
-    if len(kept) >= MAX_KEPT:
-        kept.clear()
 
 
 def _checked(event: events.Event, orders: tuple[float, ...], column: str) -> Floats:
