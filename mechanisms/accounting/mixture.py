@@ -24,6 +24,9 @@ MAX_PASSES = 100
 UNIT = 1e-14
 """A threshold that misses its ratio by this, relatively, doubles the bound on what is rounded."""
 TINY = 1e-300
+"""No smaller likelihood ratio is told from 0."""
+CANCELLED = 1e-8
+"""Where a likelihood ratio is a smaller difference than this, it is taken for unknown."""
 
 
 def log_weights(rate: float, records: int) -> list[tuple[int, float]]:
@@ -81,7 +84,7 @@ def sampled(
     scale = some * (np.exp(losses) if adding else np.ones(losses.shape))
     size = (here + there) * (1.0 + missed / UNIT)
     if adding and some < 1.0:  # where the share is a small difference its digits are unknown
-        return scale * np.where(share > 0.0, here - there, 0.0), scale * (size + (share < 1e-8))
+        here, size = np.where(share > 0.0, here, there), size + (share < CANCELLED)
     return scale * (here - there), scale * size
 
 

@@ -23,15 +23,12 @@ from numpy.typing import NDArray
 from scipy.special import erfcx
 
 from mechanisms.accounting import fixed_batch, mixture
+from mechanisms.accounting.mixture import CANCELLED, TINY
 
 Floats = NDArray[np.float64]
 
 ROUNDING = 1e-14
 """Bound on the error of a profile, relative to the terms whose difference it is."""
-TINY = 1e-300
-"""No smaller likelihood ratio is told from 0."""
-CANCELLED = 1e-8
-"""Where a likelihood ratio is a smaller difference than this, it is taken for unknown."""
 
 
 class Dominating(Protocol):

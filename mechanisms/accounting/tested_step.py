@@ -30,6 +30,7 @@ from scipy.special import ndtr
 from mechanisms.accounting import profile
 from mechanisms.accounting.acceptance import Acceptance
 from mechanisms.accounting.finite import Finite
+from mechanisms.accounting.selective import MAX_UNEVEN
 
 Floats = NDArray[np.float64]
 
@@ -49,8 +50,6 @@ TOGETHER = 64
 """Points that are looked at together: the numbers of more of them leave a core's cache."""
 GROWTH = 0.05
 """Of the spaces between points far away, by their distance."""
-MAX_RATIO = 1e6
-"""Largest ratio of a hidden test's probabilities, as in `selective`."""
 
 
 class Trial(NamedTuple):
@@ -64,7 +63,7 @@ class Trial(NamedTuple):
     def largest_loss(self) -> float:
         """At least the largest one of an outcome that counts, in either direction; infinite where
         hidden tests are too far apart for floats."""
-        if self.hidden and self.test.highest >= MAX_RATIO * self.test.lowest:
+        if self.hidden and self.test.highest >= MAX_UNEVEN * self.test.lowest:
             return math.inf
         ends = -REACH[0] * self.noise, 1.0 + REACH[1] * self.noise
         proposed = max(abs(float(profile.loss(y, self.rate, self.noise))) for y in ends)
