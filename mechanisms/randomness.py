@@ -75,9 +75,6 @@ def words_of(source: Source) -> Words:
 class Draws(Protocol):
     """The random draws of a cohort in one local round."""
 
-    def __len__(self) -> int:
-        """K."""
-
     def of(self, purpose: str) -> Sequence[Source]:
         """The K sources of coins for a purpose."""
 
@@ -127,9 +124,6 @@ class Streams:
         self._on_device: dict[str, DeviceNormals] = {}
         self._ahead = Ahead(len(self._clients))
 
-    def __len__(self) -> int:
-        return len(self._clients)
-
     def of(self, purpose: str) -> Sequence[np.random.Generator]:
         """The K generators of a purpose; each continues after its last draw."""
         if purpose not in self._host:
@@ -176,9 +170,6 @@ class SystemStreams:
     def __init__(self, clients: int, device: torch.device):
         self._clients, self._device, self._entropy = clients, device, SystemEntropy()
         self._ahead = Ahead(clients)
-
-    def __len__(self) -> int:
-        return self._clients
 
     def of(self, purpose: str) -> Sequence[Source]:
         """The same source for all clients: it never repeats a draw."""

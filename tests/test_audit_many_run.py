@@ -214,7 +214,7 @@ class SameNoise:
         """Nothing is drawn ahead."""
 
     def normal(self, purpose, size):
-        return self._first.setdefault(len(self._streams), self._streams.normal(purpose, size))
+        return self._first.setdefault(len(self.of(purpose)), self._streams.normal(purpose, size))
 
 
 def with_the_noise_of_the_first_round() -> Callable[[Cohort, LocalState], LocalState]:
