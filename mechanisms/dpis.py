@@ -61,7 +61,7 @@ import torch
 from mechanisms import importance
 from mechanisms.accounting.accountant import Charges
 from mechanisms.accounting.allotment import covered
-from mechanisms.arithmetic import FLOATS, Arithmetic
+from mechanisms.arithmetic import Arithmetic
 from mechanisms.clipping import clip_factors
 from mechanisms.cohort import Cohort, LocalState
 from mechanisms.dpis_plan import DpisPlan, Epoch, allocate
@@ -172,11 +172,7 @@ def _places(cohort: Cohort, purpose: str, clients: Sequence[int]) -> list[np.nda
 
 
 def noisy_norm_sum(
-    plan: DpisPlan,
-    norms: np.ndarray,
-    clip_norm: float,
-    source: Source,
-    arithmetic: Arithmetic = FLOATS,
+    plan: DpisPlan, norms: np.ndarray, clip_norm: float, source: Source, arithmetic: Arithmetic
 ) -> float:
     """Eq. (11), ``sum min(|g_i|, C) / p + N(0, (s_K C)^2)`` over drawn records; a norm that is not
     finite adds 0."""
@@ -187,9 +183,7 @@ def noisy_norm_sum(
     return float(arithmetic.noised_from(source, total, clip_norm, std)) / rate
 
 
-def _clip_norm(
-    plan: DpisPlan, norms: np.ndarray, source: Source, arithmetic: Arithmetic = FLOATS
-) -> float:
+def _clip_norm(plan: DpisPlan, norms: np.ndarray, source: Source, arithmetic: Arithmetic) -> float:
     """C: a multiple of the noisy mean norm K* / N, in [`MIN_CLIP`, 1] times the configured C."""
     if plan.own.dpis_clip is None:
         return plan.clip_norm
@@ -198,11 +192,7 @@ def _clip_norm(
 
 
 def _norm_ratio(
-    plan: DpisPlan,
-    norms: np.ndarray,
-    clip_norm: float,
-    source: Source,
-    arithmetic: Arithmetic = FLOATS,
+    plan: DpisPlan, norms: np.ndarray, clip_norm: float, source: Source, arithmetic: Arithmetic
 ) -> float:
     """K / (N C), in [q, 1]; that is K in [b C, N C], the maximum taken last."""
     if not plan.releases_norm_sum:

@@ -26,6 +26,7 @@ from mechanisms.accounting.events import (
     PaperClaim,
     SampledGaussian,
 )
+from mechanisms.arithmetic import FLOATS
 from mechanisms.cohort import Cohort
 from mechanisms.dpis_plan import DpisPlan, Epoch, allocate
 from mechanisms.dpsgd import DpsgdPlan
@@ -250,7 +251,7 @@ def test_a_norm_sum_has_noise_outside_the_factor_one_over_p(rate):
     own = plan(records=200, dpis_norm_rate=rate)
     stream = np.random.default_rng(0)
     norms = np.array([0.2, 3.0, math.inf, math.nan, 0.0])
-    drawn = np.array([dpis.noisy_norm_sum(own, norms, 0.5, stream) for _ in range(3_000)])
+    drawn = np.array([dpis.noisy_norm_sum(own, norms, 0.5, stream, FLOATS) for _ in range(3_000)])
     (event,) = own.norm_sum_charges
     assert alarms(drawn - 0.7 / rate, event.noise_multiplier * 0.5) == set()
     assert cost(event, 4.0) == pytest.approx(
@@ -272,9 +273,9 @@ def test_k_is_above_b_c_and_the_clip_bound_above_its_floor(norms, rate, clip, se
     Kills the maximum with b C, and taking it before the minimum.
     """
     own = plan(rate=rate, clip=clip, records=max(1, len(norms)), dpis_clip=1.0)
-    bound = dpis._clip_norm(own, np.array(norms), np.random.default_rng(seed))
+    bound = dpis._clip_norm(own, np.array(norms), np.random.default_rng(seed), FLOATS)
     assert dpis.MIN_CLIP * clip <= bound <= clip
-    share = dpis._norm_ratio(own, np.array(norms), bound, np.random.default_rng(seed + 1))
+    share = dpis._norm_ratio(own, np.array(norms), bound, np.random.default_rng(seed + 1), FLOATS)
     assert own.sample_rate <= share <= 1.0
     event = own.step_event(share, bound, 1.0)
     assert event.norm_sum >= event.batch_size * event.clip_norm

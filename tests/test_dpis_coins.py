@@ -14,7 +14,7 @@ from scipy import stats
 from mechanisms import dpis, importance
 from mechanisms.accounting.allotment import Account, cost
 from mechanisms.accounting.events import SampledGaussian
-from mechanisms.arithmetic import GRID
+from mechanisms.arithmetic import FLOATS, GRID
 from mechanisms.randomness import SystemStreams, generator
 from mechanisms.registry import MECHANISMS
 from mechanisms.sampling import COIN, Batch, CohortData
@@ -162,7 +162,7 @@ def test_a_norm_that_is_not_finite_adds_nothing_to_a_sum():
     """Kills one that counts as the clip bound, so that a broken record moves K."""
     own, source = plan(records=4), functools.partial(generator, b"key", "norm sum")
     sound, broken = (
-        dpis.noisy_norm_sum(own, np.array(norms), 1.0, source())
+        dpis.noisy_norm_sum(own, np.array(norms), 1.0, source(), FLOATS)
         for norms in ([0.5, 2.0], [0.5, np.inf, 2.0, np.nan])
     )
     assert broken == pytest.approx(sound)
