@@ -63,7 +63,7 @@ from mechanisms.clipping import CLIPPING
 from mechanisms.cohort import Cohort, LocalState
 from mechanisms.dpagd_plan import FRESH, FURTHER, DpagdPlan
 from mechanisms.dpsgd import draw, expected_size
-from mechanisms.equal_rounds import calibrate, epsilons_spent
+from mechanisms.equal_rounds import calibrate, epsilons_spent, with_accounts
 from mechanisms.mechanism import Mechanism
 from mechanisms.sampling import poisson
 
@@ -235,22 +235,7 @@ def _spent(cohort: Cohort, counts: np.ndarray) -> list[float]:
 
 
 def _plans(cohort: Cohort) -> list[DpagdPlan]:
-    """The cohort's plans.
-
-    Raises:
-        ValueError: a plan of another mechanism or of other settings, or no accounts to spend from.
-    """
-    plans = [plan for plan in cohort.plans if isinstance(plan, DpagdPlan)]
-    if (
-        not len(plans) == len(cohort.plans) == len(cohort.accounts)
-        or len({plan.own for plan in plans}) > 1
-    ):
-        raise ValueError(
-            f"{len(cohort.plans)} clients have {len(plans)} plans of DPAGD and "
-            f"{len(cohort.accounts)} accounts; give each client one of both, with the same "
-            "settings of DPAGD"
-        )
-    return plans
+    return with_accounts(cohort, DpagdPlan)
 
 
 MECHANISM = Mechanism(

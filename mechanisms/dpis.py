@@ -66,7 +66,7 @@ from mechanisms.clipping import clip_factors
 from mechanisms.cohort import Cohort, LocalState
 from mechanisms.dpis_plan import DpisPlan, Epoch, allocate
 from mechanisms.dpsgd import expected_size
-from mechanisms.equal_rounds import calibrate, epsilons_spent
+from mechanisms.equal_rounds import calibrate, epsilons_spent, with_accounts
 from mechanisms.mechanism import Mechanism
 from mechanisms.plan import merge
 from mechanisms.randomness import Source
@@ -233,18 +233,7 @@ def metrics(cohort: Cohort, state: LocalState) -> Mapping[str, torch.Tensor]:
 
 
 def _plans(cohort: Cohort) -> list[DpisPlan]:
-    """The cohort's plans.
-
-    Raises:
-        ValueError: a plan of another mechanism, or no accounts to spend from.
-    """
-    plans = [plan for plan in cohort.plans if isinstance(plan, DpisPlan)]
-    if not len(plans) == len(cohort.plans) == len(cohort.accounts):
-        raise ValueError(
-            f"{len(cohort.plans)} clients have {len(plans)} plans of DPIS and "
-            f"{len(cohort.accounts)} accounts; give each client one of both"
-        )
-    return plans
+    return with_accounts(cohort, DpisPlan)
 
 
 def _epochs(plans: Sequence[DpisPlan], state: LocalState) -> list[int]:

@@ -5,6 +5,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +22,7 @@ from mechanisms.accounting.accountant import (
 )
 from mechanisms.accounting.allotment import ROUNDING, Account, AdaptivePlan, cost, gaussian
 from mechanisms.accounting.events import Allotment, Event, GaussianAllotment
+from mechanisms.cohort import Cohort
 from mechanisms.plan import Terms, least_noises, merge
 from mechanisms.plan import calibrate as calibrate_in_advance
 from mechanisms.settings import Privacy
@@ -91,6 +93,24 @@ class AllottedPlan(AdaptivePlan):
         """Divergence of the worst round [nats], with room for rounding."""
         costs = (count * cost(event, order) for event, count in self.worst_round().items())
         return sum(costs) * (1.0 + ROUNDING)
+
+
+OwnPlan = TypeVar("OwnPlan", bound=AllottedPlan)
+
+
+def with_accounts(cohort: Cohort, kind: type[OwnPlan]) -> list[OwnPlan]:
+    """The plans of a cohort of this kind, each of which has an account to spend from.
+
+    Raises:
+        ValueError: a plan of another mechanism, or no accounts.
+    """
+    plans = [plan for plan in cohort.plans if isinstance(plan, kind)]
+    if not len(plans) == len(cohort.plans) == len(cohort.accounts):
+        raise ValueError(
+            f"{len(cohort.plans)} clients have {len(plans)} plans of type {kind.__name__} and "
+            f"{len(cohort.accounts)} accounts; give each client one of both"
+        )
+    return plans
 
 
 def common(terms: Terms, noise: float) -> tuple[float, float, float, int, int, float]:

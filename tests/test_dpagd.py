@@ -186,12 +186,6 @@ def test_a_record_moves_a_search_by_at_most_its_sensitivity(own):
         assert (released > 0).all(), "kills one that counts as small, so that its step is chosen"
 
 
-def test_clients_of_other_settings_are_no_cohort():
-    """Settings are read from the first plan. Kills two that are taken for one."""
-    with pytest.raises(ValueError, match="with the same settings of DPAGD"):
-        first(world([plan(), plan(agd_window=3)]))
-
-
 class Line(nn.Module):
     """One weight w, logits (0, w x): on records x = 1 the loss is convex, least where sigmoid(w) is
     label 1's share."""

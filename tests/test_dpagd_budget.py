@@ -166,7 +166,7 @@ def test_what_has_no_meaning_is_refused(privacy, own, message):
 
 
 def test_plans_without_accounts_are_refused():
-    with pytest.raises(ValueError, match="2 plans of DPAGD and 0 accounts"):
+    with pytest.raises(ValueError, match="2 plans of type DpagdPlan and 0 accounts"):
         first(dataclasses.replace(world([plan()] * 2), accounts=[]))
 
 

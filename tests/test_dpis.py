@@ -473,8 +473,8 @@ def test_clients_without_accounts_cannot_release_anything():
     with pytest.raises(ValueError) as error:
         DPIS.start(cohort(plans), start(model()))
     assert str(error.value) == (
-        f"{len(plans)} clients have {len(plans)} plans of DPIS and 0 accounts; give each client "
-        "one of both"
+        f"{len(plans)} clients have {len(plans)} plans of type DpisPlan and 0 accounts; give each "
+        "client one of both"
     )
 
 
