@@ -28,7 +28,6 @@ they are not (`docs/theory/claims.md`). The choices here:
 """
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -153,9 +152,8 @@ def _check_unproved(own: Screening, terms: Terms) -> None:
 
 def step(cohort: Cohort, state: LocalState) -> LocalState:
     """One trial of every client."""
-    candidate = dpsgd.step(cohort, state)
-    plans = [plan for plan in cohort.plans if isinstance(plan, ScreeningPlan)]
-    change = _tested_change(cohort, plans, state, candidate)
+    candidate, plans = dpsgd.step(cohort, state), cohort.plans
+    change = _tested_change(cohort, state, candidate)
     taken = zip(plans, cohort.nth, state.taken.tolist(), strict=True)
     inverse = [plan.inverse_temperature(nth, int(steps)) for plan, nth, steps in taken]
     coins = [stream.random(1)[0] for stream in cohort.streams.of("acceptance")]
@@ -168,12 +166,10 @@ def step(cohort: Cohort, state: LocalState) -> LocalState:
     return trials.settle(state, candidate, accept)
 
 
-def _tested_change(
-    cohort: Cohort, plans: Sequence[ScreeningPlan], state: LocalState, candidate: LocalState
-) -> torch.Tensor:
+def _tested_change(cohort: Cohort, state: LocalState, candidate: LocalState) -> torch.Tensor:
     """dE on the test batch, finite: float64 ``[K]``."""
-    rates = [plan.test_rate for plan in plans]
-    if plans[0].accounting == "public-test":
+    rates = cohort.exact("test_rate")
+    if cohort.plans[0].accounting == "public-test":
         batch = _public_batch(cohort)
     else:
         batch = poisson(cohort.data, rates, cohort.streams.of("validation"))

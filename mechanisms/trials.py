@@ -120,8 +120,7 @@ def metrics(cohort: Cohort, state: LocalState) -> Mapping[str, torch.Tensor]:
 
 def realized(cohort: Cohort, state: LocalState) -> Sequence[Charges]:
     """The paper's charges for the accepted steps, where their number is public."""
-    plans = [plan for plan in cohort.plans if isinstance(plan, TrialPlan)]
     return [
         plan.claims(int(taken), nth) if taken and not plan.most_rejections else {}
-        for plan, nth, taken in zip(plans, cohort.nth, state.taken.tolist(), strict=True)
+        for plan, nth, taken in zip(cohort.plans, cohort.nth, state.taken.tolist(), strict=True)
     ]
