@@ -14,8 +14,6 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from mechanisms.gradients.module_state import named
 
-__all__ = ["refuse_mixing_layers"]
-
 
 def refuse_mixing_layers(module: nn.Module) -> None:
     """Raises ValueError naming the first layer of `module` that makes records depend on each other.

@@ -10,7 +10,6 @@ that is not on the list, is given one record at a time.
 import collections
 import copy
 import operator
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -18,9 +17,8 @@ from torch import Tensor, fx, nn
 from torch.fx.node import map_aggregate
 
 from mechanisms.gradients.acts_alone import SIZED, of_function, of_layer, of_method
+from mechanisms.gradients.materialised import Loss
 from mechanisms.gradients.placements import BatchSize, Records, Unknown
-
-Loss = Callable[[Tensor, Tensor], Tensor]
 
 _SIZES = (3, 5)
 _OPERATORS = "add sub mul truediv floordiv mod pow lt le eq ne gt ge"
