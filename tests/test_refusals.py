@@ -37,7 +37,6 @@ from mechanisms.dpsur import DpsurPlan
 from mechanisms.entropy import SystemEntropy
 from mechanisms.gradients.factors import of_pass
 from mechanisms.gradients.independence import refuse_mixing_layers
-from mechanisms.gradients.passes import Passes
 from mechanisms.gradients.record_gradients import RecordGradients
 from mechanisms.layout import Layout
 from mechanisms.metric import check_metric
@@ -300,14 +299,6 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
         lambda: refuse_mixing_layers(nn.Sequential(nn.Dropout(0.25))),
         "layer '0' (Dropout) has dropout p = 0.25, which must be 0: its draws come from the "
         "global generator and are not reproducible; set p to 0 or remove the layer",
-    ),
-    (
-        lambda: Passes(0, None, 4),
-        "max_records is 0, it must be at least 1: give the records of one pass",
-    ),
-    (
-        lambda: Passes(None, 0, 4),
-        "memory_limit is 0, it must be at least 1: give the bytes of one pass",
     ),
     (
         lambda: norms((2, 7), (2, 5, 3), (2, 5)),

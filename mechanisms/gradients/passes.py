@@ -31,21 +31,11 @@ _SIZES = (1.0, 1e-3, 30.0)
 class Passes:
     """Cuts cohorts of K clients with B records into passes with a limit on records and on bytes.
 
-    `entry_size` is the number of bytes of a tensor entry. None is no limit on records, and a limit
-    on bytes that depends on the device.
-
-    Raises ValueError if a limit is below 1.
+    `entry_size` is the number of bytes of a tensor entry. A limit is at least 1; None is no limit
+    on records, and a limit on bytes that depends on the device.
     """
 
     def __init__(self, max_records: int | None, memory_limit: int | None, entry_size: int) -> None:
-        if max_records is not None and max_records < 1:
-            raise ValueError(
-                f"max_records is {max_records}, it must be at least 1: give the records of one pass"
-            )
-        if memory_limit is not None and memory_limit < 1:
-            raise ValueError(
-                f"memory_limit is {memory_limit}, it must be at least 1: give the bytes of one pass"
-            )
         self._max_records, self._memory_limit = max_records, memory_limit
         self._entry_size = entry_size
         self._alike: dict[tuple[object, ...], bool] = {}

@@ -59,10 +59,9 @@ class RecordGradients:
     digits of float32 again, so norms, factors and sums fit to each other as before.
 
     Raises ValueError if the module has no trainable parameter, or a layer that
-    `refuse_mixing_layers` refuses, or if `max_records` or `memory_limit` is below 1. Gradients and
-    losses raise it, from the first records on, for a module that is seen to mix records
-    (`gradients.record_trial`) or has a state (`gradients.module_state`); gradients, with `bf16`,
-    for one that is not tapped.
+    `refuse_mixing_layers` refuses. Gradients and losses raise it, from the first records on, for a
+    module that is seen to mix records (`gradients.record_trial`) or has a state
+    (`gradients.module_state`); gradients, with `bf16`, for one that is not tapped.
     """
 
     def __init__(
