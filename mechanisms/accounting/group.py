@@ -150,24 +150,20 @@ def pairs(event: events.Event, records: int) -> tuple[Pair, ...] | None:
     return None
 
 
-def _sampled(rate: float, noise: float, records: int) -> tuple[Pair, ...]:
-    return (both_ways(Part(1.0, 0.0, rate, noise, records)),)
-
-
 @pairs.register
-def _sampled_gaussian(event: events.SampledGaussian, records: int) -> tuple[Pair, ...]:
-    return _sampled(event.sample_rate, event.noise_multiplier, records)
-
-
-@pairs.register
-def _gaussian(event: events.Gaussian, records: int) -> tuple[Pair, ...]:
-    return _sampled(1.0, event.noise_multiplier, records)
-
-
-@pairs.register
-def _heterogeneous(event: events.HeterogeneousGaussian, records: int) -> tuple[Pair, ...] | None:
-    least = event.noise_multiplier * event.smallest_scale
-    return _sampled(event.sample_rate, least, records) if least else None
+def _in_one_sum(
+    event: events.SampledGaussian
+    | events.Gaussian
+    | events.HeterogeneousGaussian
+    | events.ScreenedStep,
+    records: int,
+) -> tuple[Pair, ...] | None:
+    """A sampled sum with noise, in which there is one record or a `mixture` of several."""
+    alone = dominating.pairs(event)
+    if alone is None:
+        return None
+    parts = [part for pair in alone for case in pair.removing for part in case.parts]
+    return tuple(both_ways(part._replace(records=records)) for part in parts)
 
 
 @pairs.register
@@ -194,10 +190,3 @@ def _partial_pass(event: events.PartialPass, records: int) -> tuple[Pair, ...]:
     shares = zip(j.tolist(), (-np.diff(at_least)).tolist(), strict=True)
     noise = event.noise_multiplier
     return (both_ways(*(Part(share, 0.0, 1.0, noise, n) for n, share in shares if share)),)
-
-
-@pairs.register
-def _screened(event: events.ScreenedStep, records: int) -> tuple[Pair, ...] | None:
-    if event.accounting != "public-test":
-        return None
-    return _sampled(event.sample_rate, event.noise_multiplier, records)
