@@ -44,6 +44,12 @@ class Acceptance:
         lowest = 1.0 if at_least > ALWAYS else float(ndtr(at_least)) * (1.0 - _rounding(at_least))
         return cls(lowest, min(1.0, float(ndtr(at_most)) * (1.0 + _rounding(at_most))), rate)
 
+    @property
+    def corners(self) -> list[tuple[float, float]]:
+        """Probabilities without the record and with it: a convex function is largest at one."""
+        ends, q = (self.lowest, self.highest), self.rate
+        return [(without, (1.0 - q) * without + q * seen) for without in ends for seen in ends]
+
     def bit_cost(self, orders: ArrayLike) -> Floats:
         """Renyi divergence of the accept/reject bit alone, B(a) [nats], float64 ``[len(orders)]``.
 

@@ -190,9 +190,7 @@ def _tested(event: events.DpsurStep) -> Pairs | None:
 
 
 def _cases(event: events.DpsurStep, acceptance: Acceptance, adding: bool) -> tuple[Case, ...]:
-    low, high, share = acceptance.lowest, acceptance.highest, acceptance.rate
-    corners = [(a, (1.0 - share) * a + share * z) for a in (low, high) for z in (low, high)]
-    accepted = corners if adding else [(within, without) for without, within in corners]
+    accepted = [pair if adding else pair[::-1] for pair in acceptance.corners]
     rejected = [(1.0 - a, 1.0 - b) for a, b in accepted]
     neither, always = (0.0, 0.0), (1.0, 1.0)
     lines = [[neither, *accepted], [always, *rejected]]  # the bit "rejected" counts in the second

@@ -128,12 +128,10 @@ class Before:
 
     def __init__(self, step: Trial, after: Finite, adding: bool, closest: float) -> None:
         found = outcomes(step.rate, step.noise, closest)
-        low, high, share = step.test.lowest, step.test.highest, step.test.rate
-        corners = [((1.0 - share) * a + share * z, a) for a in (low, high) for z in (low, high)]
         masses = found.ratios * found.weights, found.weights
-        if adding:
-            masses, corners = masses[::-1], [(b, a) for a, b in corners]
-        self.low, self.masses, self.corners, self.hidden = low, masses, corners, step.hidden
+        self.masses = masses[::-1] if adding else masses
+        self.corners = [pair if adding else pair[::-1] for pair in step.test.corners]
+        self.low, self.hidden = step.test.lowest, step.hidden
         self.beyond, self.error = found.beyond, found.error + CANCELLED
         self.moved = step.moved()
         # where H bends, and what it has there beyond max(0, 1 - x)

@@ -78,10 +78,7 @@ def _pair(
     log_mass = math.log(float(np.exp(log_density - spread).sum()))
     log_power = log_density + order * log_ratio - spread - log_mass
     scale = float(np.max(log_power))
-    low, high, share = acceptance.lowest, acceptance.highest, acceptance.rate
-    # the record is in the test batch with probability q_v: a = (1 - q_v) a0 + q_v az
-    without = np.array([low, low, high, high])
-    within = (1.0 - share) * without + share * np.array([low, high, low, high])
+    without, within = np.array([*zip(*acceptance.corners, strict=True)])
     numerator, denominator = (within, without) if added else (without, within)
     basis = np.stack([np.exp(log_power - scale), ratio_weights, weights])
     return WorstPair(basis, scale, numerator, denominator, order)
