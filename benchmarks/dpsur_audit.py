@@ -26,6 +26,7 @@ from dp_accounting.pld import privacy_loss_distribution
 from matplotlib.figure import Figure
 from scipy import stats
 
+from mechanisms.accounting.acceptance import Acceptance
 from mechanisms.accounting.accountant import epsilon
 from mechanisms.cohort import Cohort
 from mechanisms.dpsur import DpsurPlan
@@ -75,7 +76,8 @@ class Example:
             beta=self.beta,
             accounting="selective",
         )
-        cap = most_rejections(plan.acceptance.lowest, steps, DELTA / 10)
+        test = Acceptance.of_noisy_loss(self.validation_rate, self.validation_noise, self.beta)
+        cap = most_rejections(test.lowest, steps, DELTA / 10)
         return dataclasses.replace(plan, most_rejections=cap)
 
 

@@ -87,11 +87,6 @@ class DpsurPlan(TrialPlan):
             accounting=own.dpsur_accounting,
         )
 
-    @property
-    def acceptance(self) -> Acceptance:
-        """Bounds on the probability of acceptance."""
-        return Acceptance.of_noisy_loss(self.validation_rate, self.validation_noise, self.beta)
-
     def round_charges(self, nth: int) -> Charges:
         """``steps`` trials; ``selective``: ``steps`` accepted steps, their cap, and what the paper
         charges for them."""
@@ -105,7 +100,7 @@ class DpsurPlan(TrialPlan):
         )
         if not self.most_rejections:
             return {step: self.steps}
-        cap = TrialCap(self.acceptance.lowest, self.most_rejections)
+        cap = TrialCap(Acceptance.of(step).lowest, self.most_rejections)
         return merge({step: self.steps, cap: self.steps}, self.claims(self.steps, nth))
 
     def claims(self, accepted: int, nth: int) -> Charges:

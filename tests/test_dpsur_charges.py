@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
+from mechanisms.accounting.acceptance import Acceptance
 from mechanisms.accounting.accountant import ORDERS, epsilon, rdp
 from mechanisms.accounting.events import DpsurStep, PaperClaim, TrialCap
 from mechanisms.dpsur import DpsurPlan
@@ -44,7 +45,8 @@ def test_the_cap_is_the_smallest_that_its_share_of_delta_allows():
         <= 0.2 * 1e-5
         < 60 * (1 - lowest) ** (plan.most_rejections - 1)
     )
-    assert plan.acceptance.lowest == pytest.approx(lowest)
+    (cap,) = (event for event in plan.round_charges(1) if isinstance(event, TrialCap))
+    assert cap.lowest_acceptance == pytest.approx(lowest)
     assert [own_plan(dpsur_accounting=a).most_rejections for a in ("visible", "every-trial")] == [
         0,
         0,
@@ -95,10 +97,8 @@ def test_where_rejections_are_hidden_nothing_tells_them():
     plan = own_plan(
         steps=6, dpsur_accounting="selective", dpsur_validation_rate=0.1, dpsur_validation_noise=3.0
     )
-    step, cap = (
-        DpsurStep(0.1, 3.0, 0.1, 3.0, -1.0, "selective"),
-        TrialCap(plan.acceptance.lowest, plan.most_rejections),
-    )
+    step = DpsurStep(0.1, 3.0, 0.1, 3.0, -1.0, "selective")
+    cap = TrialCap(Acceptance.of(step).lowest, plan.most_rejections)
     assert plan.round_charges(1) == {step: 6, cap: 6, PaperClaim(0.1, 3.0): 12}
     world = cohort([plan] * 3)
     end = local_round(DPSUR, world, start(model()))

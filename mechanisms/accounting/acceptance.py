@@ -13,6 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.special import ndtr
 
 from mechanisms.accounting.sampled_gaussian import log_power_gap
+from mechanisms.accounting.selection_events import DpsurStep, ScreenedStep
 
 Floats = NDArray[np.float64]
 
@@ -43,6 +44,13 @@ class Acceptance:
         at_least, at_most = ((beta + c) / (2.0 * noise) for c in (-1.0, 1.0))
         lowest = 1.0 if at_least > ALWAYS else float(ndtr(at_least)) * (1.0 - _rounding(at_least))
         return cls(lowest, min(1.0, float(ndtr(at_most)) * (1.0 + _rounding(at_most))), rate)
+
+    @classmethod
+    def of(cls, event: DpsurStep | ScreenedStep) -> "Acceptance":
+        """The test of an event."""
+        if isinstance(event, DpsurStep):
+            return cls.of_noisy_loss(event.validation_rate, event.validation_noise, event.beta)
+        return cls(event.lowest_acceptance, 1.0, event.test_rate)  # a loss that falls is accepted
 
     @property
     def corners(self) -> list[tuple[float, float]]:

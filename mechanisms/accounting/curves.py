@@ -145,10 +145,9 @@ def _unproved(event: events.Unproved, orders: Floats, column: str) -> Floats:
 def _dpsur_step(event: events.DpsurStep, orders: Floats, column: str) -> Floats:
     if column == "published":
         return np.zeros(orders.shape)
-    acceptance = Acceptance.of_noisy_loss(event.validation_rate, event.validation_noise, event.beta)
     prices = {"visible": visible, "selective": selective, "every-trial": every_trial}
     price = prices[event.accounting]
-    return price(event.sample_rate, event.noise_multiplier, acceptance, orders)
+    return price(event.sample_rate, event.noise_multiplier, Acceptance.of(event), orders)
 
 
 @curve.register
@@ -186,9 +185,7 @@ def _screened_step(event: events.ScreenedStep, orders: Floats, column: str) -> F
         return np.full(orders.shape, np.inf)
     if event.accounting == "public-test":
         return sampled_gaussian.curve(event.sample_rate, event.noise_multiplier, orders)
-    # A loss that falls is always accepted, so the highest acceptance probability is 1.
-    acceptance = Acceptance(event.lowest_acceptance, 1.0, event.test_rate)
-    return selective(event.sample_rate, event.noise_multiplier, acceptance, orders)
+    return selective(event.sample_rate, event.noise_multiplier, Acceptance.of(event), orders)
 
 
 @curve.register

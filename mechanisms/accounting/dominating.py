@@ -98,14 +98,10 @@ def repeated(event: events.Event) -> Step | None:
         case events.FixedBatchGaussian() if event.sample_rate < 1.0:
             return FixedStep(event.sample_rate, event.noise_multiplier)
         case events.DpsurStep(accounting="visible" | "selective"):
-            test = Acceptance.of_noisy_loss(
-                event.validation_rate, event.validation_noise, event.beta
-            )
             hidden = event.accounting == "selective"
-            return Trial(event.sample_rate, event.noise_multiplier, test, hidden)
+            return Trial(event.sample_rate, event.noise_multiplier, Acceptance.of(event), hidden)
         case events.ScreenedStep(accounting="clipped"):
-            test = Acceptance(event.lowest_acceptance, 1.0, event.test_rate)
-            return Trial(event.sample_rate, event.noise_multiplier, test, hidden=True)
+            return Trial(event.sample_rate, event.noise_multiplier, Acceptance.of(event), True)
     return None
 
 
@@ -184,13 +180,12 @@ def _screened(event: events.ScreenedStep) -> Pairs | None:
 def _tested(event: events.DpsurStep) -> Pairs | None:
     if event.accounting == "selective":
         return None
-    acceptance = Acceptance.of_noisy_loss(event.validation_rate, event.validation_noise, event.beta)
-    removing, adding = (_cases(event, acceptance, adding) for adding in (False, True))
+    removing, adding = (_cases(event, adding) for adding in (False, True))
     return (Pair(removing, adding),)
 
 
-def _cases(event: events.DpsurStep, acceptance: Acceptance, adding: bool) -> tuple[Case, ...]:
-    accepted = [pair if adding else pair[::-1] for pair in acceptance.corners]
+def _cases(event: events.DpsurStep, adding: bool) -> tuple[Case, ...]:
+    accepted = [pair if adding else pair[::-1] for pair in Acceptance.of(event).corners]
     rejected = [(1.0 - a, 1.0 - b) for a, b in accepted]
     neither, always = (0.0, 0.0), (1.0, 1.0)
     lines = [[neither, *accepted], [always, *rejected]]  # the bit "rejected" counts in the second
