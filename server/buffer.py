@@ -55,8 +55,7 @@ class Flight:
         models: by number of finished rounds, the models with which clients at work began.
     """
 
-    def __init__(self, clients: int, tensors: Mapping[str, np.ndarray] | None = None):
-        tensors = tensors or {}
+    def __init__(self, clients: int, tensors: Mapping[str, np.ndarray]):
         self.clock = float(tensors.get("clock", [0.0])[0])
         self.begun = np.array(tensors.get("begun", np.full(clients, IDLE)))
         self.due = np.array(tensors.get("due", np.zeros(clients)))

@@ -25,7 +25,7 @@ BUFFERED = LOCAL | {"buffer": 3, "rounds": 8, "server_momentum": 0.0}
 
 def flown(buffer: Buffer, rounds: int) -> list[list[tuple[int, int]]]:
     """By round, who answers and how many rounds were finished when it began; all may work."""
-    flight, found = Flight(len(buffer.slowness)), []
+    flight, found = Flight(len(buffer.slowness), {}), []
     for done in range(rounds):
         idle = np.flatnonzero(~flight.working)[: buffer.at_once - flight.working.sum()]
         flight.begin(idle, buffer.durations(done + 1), done, np.full(2, done))
