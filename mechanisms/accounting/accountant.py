@@ -104,22 +104,18 @@ def conversion(orders: Sequence[float], delta: float) -> NDArray[np.float64]:
     return np.asarray(np.log1p(-1.0 / grid) - (math.log(delta) + np.log(grid)) / (grid - 1.0))
 
 
-def classic_conversion(orders: Sequence[float], delta: float) -> NDArray[np.float64]:
-    """The larger `conversion` of Mironov 2017, Proposition 3: ``log(1 / delta) / (a-1)``."""
-    return np.asarray(-math.log(delta) / (np.asarray(orders, dtype=np.float64) - 1.0))
-
-
 def convert(
     divergences: NDArray[np.float64], orders: Sequence[float], delta: float, classic: bool = False
 ) -> Guarantee:
     """Epsilon ``min over a of rdp + log((a-1)/a) - (log(delta) + log(a)) / (a-1)``, floored at 0,
     and raised by `ROUNDING`.
 
-    Infinite, with order None, when no order gives a finite value. ``classic`` takes
-    `classic_conversion`.
+    Infinite, with order None, when no order gives a finite value. ``classic`` adds the larger
+    ``log(1 / delta) / (a-1)`` of Mironov 2017, Proposition 3.
     """
-    added = (classic_conversion if classic else conversion)(orders, delta)
-    values = divergences + added + ROUNDING * (divergences + 1.0 / (np.array(orders) - 1.0))
+    above = np.array(orders) - 1.0
+    added = -math.log(delta) / above if classic else conversion(orders, delta)
+    values = divergences + added + ROUNDING * (divergences + 1.0 / above)
     best = int(np.argmin(values))
     if not math.isfinite(values[best]):
         return Guarantee(math.inf, None)
@@ -134,7 +130,7 @@ def cap_delta(charges: Charges) -> float:
 def guarantee(charges: Charges, delta: float, column: str, orders: Sequence[float]) -> Guarantee:
     """The guarantee over `orders`, uncached: epsilon 0 for no charges, inf if caps use up delta.
 
-    With a `ClassicClaim` among the charges, the published epsilon is by `classic_conversion`.
+    With a `ClassicClaim` among the charges, the published epsilon is the classic one.
     """
     for event, count in charges.items():
         check_count(event, count)
