@@ -22,8 +22,7 @@ def sealed(tensors: Mapping[str, np.ndarray], labels: Mapping[str, str]) -> byte
 
 
 def read(path: Path, **named: str) -> tuple[dict[str, str], dict[str, np.ndarray]]:
-    """A file's labels and tensors; labels that are ``named`` must be so. Empty names say nothing;
-    labels may be absent, as those of earlier versions are.
+    """A file's labels and tensors; labels that are ``named`` must be so. Empty names say nothing.
 
     Raises:
         ValueError: it is damaged, or of another run or round; the message names it.
@@ -39,7 +38,7 @@ def read(path: Path, **named: str) -> tuple[dict[str, str], dict[str, np.ndarray
     if labels.pop(DIGEST, None) != _digest(labels, tensors):
         raise ValueError(f"{path} is damaged (its digest does not match): {remedy}")
     for name, expected in named.items():
-        if expected and labels.get(name, expected) != expected:
+        if expected and labels.get(name) != expected:
             raise ValueError(f"{path} is of another {name}: {remedy}")
     return labels, tensors
 

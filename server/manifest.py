@@ -68,13 +68,13 @@ def run_of(folder: Path) -> str | None:
 
 
 def check_run(folder: Path, file: Path, named: str | None) -> None:
-    """Compare the run that a file names with that of a folder; earlier versions named none.
+    """Compare the run that a file names with that of a folder, if that has a whole manifest.
 
     Raises:
         ValueError: it is of another run.
     """
     own = run_of(folder)
-    if None not in (own, named) and own != named:
+    if own is not None and own != named:
         raise ValueError(f"{file} is of another run: {REMEDY}")
 
 

@@ -6,7 +6,6 @@ its phases: they are the same in all of them.
 
 import bisect
 import functools
-import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -136,8 +135,7 @@ def write(folder: Path, course: Course, target: np.ndarray, delta: float, column
 
 
 def read(folder: Path) -> dict[int, Orders]:
-    """Each client's orders; empty if none were written, as before a run. Earlier versions wrote one
-    for each, and no digest, and named no run.
+    """Each client's orders; empty if none were written, as before a run.
 
     Raises:
         ValueError: the file is damaged, or of another run.
@@ -146,11 +144,7 @@ def read(folder: Path) -> dict[int, Orders]:
     if not path.exists():
         return {}
     try:
-        content = durable.read(path)
-        found = json.loads(content)
-        entries: dict[str, Any] = (
-            {"orders": found} if isinstance(found, list) else labels.unsealed(content)
-        )
+        entries = labels.unsealed(durable.read(path))
         lines = [(_orders(line), parse_ranges(line["clients"])) for line in entries["orders"]]
         if not lines:
             raise ValueError("no client")
@@ -163,7 +157,7 @@ def read(folder: Path) -> dict[int, Orders]:
 
 
 def _orders(line: dict[str, Any]) -> Orders:
-    found = tuple(map(float, line["orders"] if "orders" in line else [line["order"]]))
+    found = tuple(map(float, line["orders"]))
     if not found:
         raise ValueError("no order")
     return found

@@ -104,7 +104,7 @@ class Store:
         return found
 
     def label(self, round_: int) -> dict[str, Any]:
-        """What the label of a round's checkpoint says. Those of earlier versions name no run.
+        """What the label of a round's checkpoint says.
 
         Raises:
             ValueError: it is of another run.
@@ -126,9 +126,7 @@ class Store:
             self._compare_rounds(newest.round)
 
     def _compare_rounds(self, round_: int) -> None:
-        """Earlier versions wrote labels that know nothing of them."""
-        if known := self.label(round_).get("rounds"):
-            manifest.compare_start(self.rounds, *known)
+        manifest.compare_start(self.rounds, *self.label(round_)["rounds"])
 
     def check_ahead(self, round_: int, finished: int) -> None:
         """Refuse what tells of later rounds than a crash leaves, if a round's checkpoint is the

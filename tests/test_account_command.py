@@ -14,7 +14,6 @@ from mechanisms.accounting.ledger import Ledger
 from mechanisms.plan import planned
 from mechanisms.registry import plan_table
 from mechanisms.settings import Dpsur, Privacy, Screening
-from server import orders
 from server.store import Store
 from sim.account import command
 from sim.commands.guard import main_guard
@@ -25,7 +24,7 @@ from sim.showing import wording
 from tests.reference_values import REFERENCE
 from tests.refusing import refusal
 from tests.running import in_progress
-from tests.vouched import vouch
+from tests.vouched import fix_orders, vouch
 
 ROOT = Path(__file__).parent.parent
 DPSGD = ["dpsgd", "--sample-rate", "0.01", "--steps", "1000"]
@@ -349,8 +348,8 @@ def test_of_an_unfinished_run_the_figure_is_at_the_order_that_was_fixed_before_i
         for row in run(capsys, "--ledger", folder, "--delta", 1e-4)["clients"]
     ]
     (folder / "summary.json").unlink()
-    lines = [{"order": 3.0, "clients": "0-1"}, {"orders": [150.0, 20.0], "clients": "2-3"}]
-    (folder / orders.FILE).write_text(json.dumps(lines))
+    lines = [{"orders": [3.0], "clients": "0-1"}, {"orders": [150.0, 20.0], "clients": "2-3"}]
+    fix_orders(folder, lines)
     found = run(capsys, "--ledger", folder, "--delta", 1e-4)
     assert (found["finished"], found["note"]) == (False, wording.AT_ONE_ORDER)
     charges = {SampledGaussian(0.01, 1.1): 1000, SampledGaussian(1.0, 50.0): 1}
@@ -369,7 +368,7 @@ def test_a_budget_bounds_the_figure_of_an_unfinished_run_at_its_own_delta_alone(
     """And only if it is the certified figure that it bounds."""
     config = BUDGET.replace("9.5", "2.4")
     folder = make_run(tmp_path, config, finished=False)
-    (folder / orders.FILE).write_text(json.dumps([{"order": 20.0, "clients": "0-3"}]))
+    fix_orders(folder, [{"orders": [20.0], "clients": "0-3"}])
 
     def shown(delta):
         return run(capsys, "--ledger", folder, "--delta", delta)["clients"][2]["epsilon_certified"]
@@ -429,21 +428,20 @@ def test_a_run_that_was_broken_off_has_the_figure_that_its_last_round_showed(
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("line", "words"),
     [
-        ("[", "orders.json is damaged"),
-        ('[{"order": "x", "clients": "0-3"}]', "orders.json is damaged"),
-        ('[{"order": 3.0, "clients": "3-0"}]', "orders.json is damaged"),
-        ('[{"clients": "0-3"}]', "orders.json is damaged"),
-        ('[{"orders": [], "clients": "0-3"}]', "orders.json is damaged"),
-        ('[{"orders": 3.0, "clients": "0-3"}]', "orders.json is damaged"),
-        ('[{"order": 1.0, "clients": "0-3"}]', "order"),
-        ('[{"order": 3.0, "clients": "0"}]', "client 2 has no Renyi order"),
+        ({"orders": ["x"], "clients": "0-3"}, "orders.json is damaged"),
+        ({"orders": [3.0], "clients": "3-0"}, "orders.json is damaged"),
+        ({"clients": "0-3"}, "orders.json is damaged"),
+        ({"orders": [], "clients": "0-3"}, "orders.json is damaged"),
+        ({"orders": 3.0, "clients": "0-3"}, "orders.json is damaged"),
+        ({"orders": [1.0], "clients": "0-3"}, "order"),
+        ({"orders": [3.0], "clients": "0"}, "client 2 has no Renyi order"),
     ],
 )
-def test_orders_that_cannot_be_used_are_one_clear_line_and_status_2(capsys, tmp_path, text, words):
+def test_orders_that_cannot_be_used_are_one_clear_line_and_status_2(capsys, tmp_path, line, words):
     folder = make_run(tmp_path, BUDGET, finished=False)
-    (folder / orders.FILE).write_text(text)
+    fix_orders(folder, [line])
     assert main_guard(command, ["--ledger", str(folder)]) == 2
     err = capsys.readouterr().err
     assert words in err and err.count("\n") == 1

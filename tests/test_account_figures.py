@@ -20,7 +20,7 @@ from sim.config import caveats
 from sim.phases import questions
 from sim.showing import account as shown
 from sim.showing import wording
-from tests.vouched import vouch
+from tests.vouched import fix_orders, vouch
 
 DELTA, ORDERS = 2e-6, [3.0, 5.0, 12.5]
 SGM = {"sample_rate": 0.013, "noise_multiplier": 0.85, "steps": 700}
@@ -412,8 +412,8 @@ def test_of_an_unfinished_run_each_client_has_its_own_order_and_a_note_says_so(
     tmp_path, capsys, monkeypatch
 ):
     folder = run_directory(tmp_path)
-    lines = [{"order": 3.0, "clients": "0,3-5"}, {"order": 12.0, "clients": "1-2"}]
-    (folder / orders.FILE).write_text(json.dumps(lines))
+    lines = [{"orders": [3.0], "clients": "0,3-5"}, {"orders": [12.0], "clients": "1-2"}]
+    fix_orders(folder, lines)
     assert main_guard(command, ["--ledger", str(folder), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     at = {0: 3.0, 1: 12.0, 2: 12.0, 3: 3.0, 4: 3.0, 5: 3.0}

@@ -42,6 +42,7 @@ from sim.library.caller import lent
 from sim.showing import wording
 from tests import unequal
 from tests.folders import model
+from tests.vouched import fix_orders
 
 ROOT = Path(__file__).parent.parent
 SMALL = {"clients": 6, "rounds": 2, "chunk_clients": 3}
@@ -664,8 +665,7 @@ def interrupt(*_: object) -> None:
 def test_epsilon_of_an_unfinished_run_is_the_largest_of_its_clients(tmp_path):
     """At each client's own order. Kills the smallest, and that of the first client."""
     folder = unequal.run_directory(tmp_path / "run", finished=False)
-    lines = [{"order": 8.0, "clients": "0,2-4"}, {"order": 12.0, "clients": "1"}]
-    (folder / orders.FILE).write_text(json.dumps(lines))
+    fix_orders(folder, [{"orders": [8.0], "clients": "0,2-4"}, {"orders": [12.0], "clients": "1"}])
     for client, noise in enumerate((5.0, 2.1, 9.0)):
         with Ledger(folder / "ledger" / f"group{client}.jsonl") as ledger:
             ledger.charge("round-1", 1, [client], {Gaussian(noise): 1})

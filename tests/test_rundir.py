@@ -18,6 +18,7 @@ from sim.engines.start import train
 from sim.job import inputs, rundir
 from sim.phases.build import build
 from sim.run import command
+from tests.vouched import fix_orders
 
 pytestmark = pytest.mark.usefixtures("no_report")
 SMALL = ["--clients=4", "--rounds=2", "--engine=inline", "--quiet"]
@@ -182,12 +183,11 @@ def test_the_orders_that_were_written_down_stay(tmp_path):
     nothing."""
     folder = run(tmp_path, "--rounds=1")
     assert orders.read(folder).keys() == set(range(4))
-    chosen = json.dumps([{"order": 7.0, "clients": "0-3"}])
-    (folder / orders.FILE).write_text(chosen)
+    chosen = fix_orders(folder, [{"orders": [7.0], "clients": "0-3"}])
     shutil.rmtree(folder / "checkpoints")  # which know the orders
     (folder / "rounds.jsonl").unlink()
     train(parse(["--resume", str(folder), "--quiet"], "run", ""))
-    assert (folder / orders.FILE).read_text() == chosen
+    assert (folder / orders.FILE).read_bytes() == chosen
     assert orders.read(run(tmp_path / "open", "--mechanism=none")) == {}
 
 

@@ -1,6 +1,7 @@
 """Gives a run directory that a test has put together what a run vouches for its files by."""
 
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -26,18 +27,27 @@ def vouch(folder: Path, finished: bool = False) -> Path:
             for one in rounds:
                 event = {SampledGaussian(1.0, 1e4): 1}
                 ledger.charge(f"round-{one.round}", one.round, range(one.participants or 1), event)
-    if not (path := folder / orders.FILE).exists() and list(folder.glob("ledger/*.jsonl")):
-        whose = format_ranges(np.array(sorted(read(folder / "ledger"))))
-        path.write_text(json.dumps([{"orders": [8.0], "clients": whose}]))
     if (folder / ROUNDS).exists():
         (folder / "ledger").mkdir(exist_ok=True)
     named = [name for name in manifest.FIXED if (folder / name).exists()]
     ledgers = {path.name: start(path) for path in folder.glob("ledger/*.jsonl")}
     files = {name: manifest.digest(folder / name) for name in named}
     (folder / manifest.FILE).write_bytes(labels.sealed({"files": files, "ledger": ledgers}))
+    if (path := folder / orders.FILE).exists():
+        fix_orders(folder, labels.unsealed(path.read_bytes())["orders"])
+    elif ledgers:
+        whose = format_ranges(np.array(sorted(read(folder / "ledger"))))
+        fix_orders(folder, [{"orders": [8.0], "clients": whose}])
     path = folder / closing.FILE
     if finished or path.exists():
         given = json.loads(path.read_text()) if path.exists() else {}
         (folder / MODEL).touch()
         closing.write(folder, Summary.from_json(SUMMARY.to_json() | given), [MODEL])
     return folder
+
+
+def fix_orders(folder: Path, lines: Sequence[Mapping[str, object]]) -> bytes:
+    """Write the orders of a run's clients, in the name of the run; their file's content."""
+    content = labels.sealed({manifest.RUN: manifest.run_of(folder), "orders": lines})
+    (folder / orders.FILE).write_bytes(content)
+    return content

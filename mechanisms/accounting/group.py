@@ -159,11 +159,11 @@ def _in_one_sum(
     records: int,
 ) -> tuple[Pair, ...] | None:
     """A sampled sum with noise, in which there is one record or a `mixture` of several."""
-    alone = dominating.pairs(event)
-    if alone is None:
-        return None
-    parts = [part for pair in alone for case in pair.removing for part in case.parts]
-    return tuple(both_ways(part._replace(records=records)) for part in parts)
+    match dominating.pairs(event):
+        case (alone,):
+            (part,) = alone.removing[0].parts
+            return (both_ways(part._replace(records=records)),)
+    return None
 
 
 @pairs.register
