@@ -51,7 +51,7 @@ class Policy(Settings):
     """A node's policy file"""
 
     folder: str = Field(min_length=1)
-    """folder below which the node writes, with its ledgers of all runs"""
+    """absolute path of the folder below which the node writes, with its ledgers of all runs"""
     epsilon: float = Field(gt=0)
     """budget of any record of the node over all runs [nats]"""
     delta: float = Field(gt=0, lt=1)
@@ -61,13 +61,14 @@ class Policy(Settings):
 
     @field_validator("folder")
     @classmethod
-    def _is_known(cls, folder: str) -> str:
-        expanded(folder)
+    def _is_one(cls, folder: str) -> str:
+        if not expanded(folder).is_absolute():
+            raise ValueError("relative: started elsewhere, the node would begin another budget")
         return folder
 
     @property
     def home(self) -> Path:
-        """The folder, absolute."""
+        """The folder, without links."""
         return expanded(self.folder).resolve()
 
 
