@@ -9,6 +9,7 @@ import struct
 import zipfile
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any, BinaryIO
 from urllib.error import URLError
 
 import numpy as np
@@ -452,6 +453,24 @@ def test_arrays_of_another_type_or_shape_are_another_data_set(tmp_path: Path) ->
         with np.load(path) as file:
             assert file["x"].dtype == kept.dtype and np.array_equal(file["x"], kept)
             assert file["y"].dtype == labels.dtype and np.array_equal(file["y"], labels)
+
+
+def test_two_programs_may_give_the_same_arrays_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Runs of several seeds, started together: the first one's file was taken from it half-written,
+    and it failed."""
+    arrays, save, other = (np.eye(6), np.arange(6) % 2), np.savez, []
+
+    def interrupted(file: BinaryIO, **named: Any) -> None:
+        monkeypatch.setattr(np, "savez", save)
+        other.append(given.keep(arrays, tmp_path))
+        save(file, **named)
+
+    monkeypatch.setattr(np, "savez", interrupted)
+    path = given.keep(arrays, tmp_path)
+    assert other == [path] and np.array_equal(np.load(path)["x"], arrays[0])
+    assert {one.name for one in path.parent.iterdir()} == {path.name, given.KEY}
 
 
 @pytest.mark.parametrize("length", [0, 1, 31, 33])

@@ -45,7 +45,7 @@ def keep(
     durable.make_folder(folder)
     path = folder / f"{_digest(named, _key(folder / KEY))}.npz"
     if not path.exists():
-        with durable.writing(path, private=True) as file:
+        with durable.writing(path, private=True, shared=True) as file:
             np.savez(file, allow_pickle=False, **named)
     durable.sync_folder(folder)  # in case a process that died did not
     return path
