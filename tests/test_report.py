@@ -3,6 +3,7 @@
 import itertools
 import json
 import math
+import os
 import re
 import shutil
 import subprocess
@@ -14,6 +15,7 @@ import pytest
 
 from server.records import RoundRecord, Summary, largest, middle
 from sim.commands.guard import main_guard
+from sim.comparing.comparison import write_comparison
 from sim.config.configuration import load, save
 from sim.library.result import Result
 from sim.report import command
@@ -197,6 +199,25 @@ def test_text_stands_out_on_light_and_on_dark_screens():
         for text, ground in itertools.product(("ink", "muted"), ("ground", "surface")):
             dark, light = sorted([luminance(scheme[text]), luminance(scheme[ground])])
             assert (light + 0.05) / (dark + 0.05) > 4.5, (text, ground)
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_a_page_may_be_drawn_twice_at_once(tmp_path, monkeypatch, several):
+    """As when a run ends while somebody redraws its report: one of them failed, or the page was for
+    a moment what the other had not finished."""
+    folders, flush = [make(tmp_path / name) for name in ("a", "b")], os.fsync
+
+    def draw():
+        return write_comparison(folders) if several else write_report(folders[0])
+
+    def interrupted(handle):
+        monkeypatch.setattr(os, "fsync", flush)
+        draw()
+        flush(handle)
+
+    monkeypatch.setattr(os, "fsync", interrupted)
+    path = draw()
+    assert path.read_text().endswith("</html>\n") and not list(tmp_path.rglob("*.part"))
 
 
 def test_names_are_escaped(tmp_path):

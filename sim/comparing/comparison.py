@@ -50,7 +50,7 @@ def write_comparison(run_dirs: Sequence[Path], path: Path | None = None) -> Path
     parts.append(page.section("Settings that differ", _settings(runs)))
     path = path or run_dirs[0].resolve().parent / FILE
     title = f"{len(runs)} runs compared"
-    durable.write(path, page.page(title, ", ".join(runs), parts).encode())
+    durable.write(path, page.page(title, ", ".join(runs), parts).encode(), shared=True)
     return path
 
 

@@ -66,7 +66,7 @@ def write_heat_maps(run_dirs: Sequence[Path], count: int, path: Path | None = No
     captions = [f"class {own}, no. {n}" for own, n in zip(labels, chosen, strict=True)]
     path = path or run_dirs[0] / FILE
     picture = svg(overlays(images[chosen], captions, columns, NOTE))
-    durable.write(path, picture, private=True)
+    durable.write(path, picture, private=True, shared=True)
     return path
 
 

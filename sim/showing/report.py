@@ -42,9 +42,10 @@ def write_report(run_dir: Path) -> Path:
     run = read_run(run_dir)
     partition = _drawn_partition(run)
     if partition is not None:
-        durable.write(run_dir / "partition.svg", partition, private=True)
+        durable.write(run_dir / "partition.svg", partition, private=True, shared=True)
     path = run_dir / "report.html"
-    durable.write(path, _page(run, partition).encode(), private=not run.config.run.release)
+    content, private = _page(run, partition).encode(), not run.config.run.release
+    durable.write(path, content, private, shared=True)
     return path
 
 
