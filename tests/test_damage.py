@@ -138,6 +138,17 @@ def test_a_damaged_ledger_is_neither_continued_nor_priced(run, whole, capsys, da
     assert {path: path.read_bytes() for path in (run / "ledger").iterdir()} == before
 
 
+def test_a_ledger_that_is_a_link_to_a_disk_that_is_away_is_missed(run, capsys):
+    """It was `max() arg is an empty sequence`; and no new one is begun where it leads."""
+    (run / FIRST).unlink()
+    (run / FIRST).symlink_to(run / "away")
+    for ask, argument in ((command, "--resume"), (account.command, "--ledger")):
+        assert main_guard(ask, [argument, str(run)]) == 2
+        said = capsys.readouterr().err
+        assert f"{run / FIRST} is missing" in said and "restore" in said and said.count("\n") == 1
+    assert not (run / "away").exists()
+
+
 def test_a_ledger_ahead_of_its_checkpoint_is_continued_and_counted(run):
     """The charge of the round in which the run died is there, though no checkpoint knows it."""
     paid = ledger.read(run / "ledger")

@@ -219,7 +219,8 @@ def entries(path: Path, passed: Mapping[int, str]) -> Iterator[Entry]:
     """
     remedy = "restore the file from a copy, or start a new run"
     if not path.exists():
-        raise ValueError(f"{path} is missing, which had {max(passed)} lines: {remedy}")
+        had = f", which had {max(passed)} lines" if passed else ""
+        raise ValueError(f"{path} is missing{had}: {remedy}")
     place = start(path)
     for place, entry in records(path, whole_of(path), entry_of):
         if passed.get(place.number, place.chain) != place.chain:
