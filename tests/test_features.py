@@ -1,6 +1,7 @@
 """Features as an option of the data: computed record by record, kept on disk, normalised by
 group."""
 
+import errno
 import os
 import threading
 from pathlib import Path
@@ -356,6 +357,19 @@ def test_features_are_found_in_a_folder_that_cannot_be_written(
     monkeypatch.setattr("builtins.open", read_only)
     monkeypatch.setattr(features, "_computed", never)
     assert np.array_equal(load(settings(images), CPU).x, first.x)
+
+
+def test_features_that_cannot_be_kept_say_why(
+    images: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the folder cannot be made it is missing: that was given as the reason."""
+
+    def refused(*_: object, **__: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(Path, "mkdir", refused)
+    with pytest.warns(UserWarning, match=r"features cannot be kept in .* \(Permission denied\)"):
+        load(settings(images), CPU)
 
 
 def test_one_of_two_at_a_time_computes_and_the_other_reads(

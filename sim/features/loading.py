@@ -183,6 +183,7 @@ def _kept(path: Path, compute: Callable[[], Pair]) -> Pair:
             return found
         first, second = compute()
         try:
+            durable.make_folder(folder)
             with durable.writing(path, private=True) as file:
                 np.savez(file, x=first, x_test=second)
         except OSError as error:
