@@ -239,6 +239,17 @@ def test_a_fault_is_said_in_the_words_of_the_command(settings, tmp_path, monkeyp
     assert capsys.readouterr().err == f"error: {' '.join(str(fault.value).split())}\n"
 
 
+def test_arrays_in_a_folder_whose_name_no_file_can_hold_are_refused(tmp_path, monkeypatch):
+    """Its path stands in `config.toml`: half a run directory was left, and a codec's error."""
+    (tmp_path / "\udcff").mkdir()
+    monkeypatch.chdir(tmp_path / "\udcff")
+    with pytest.raises(
+        ValueError, match=r"^out = .*out cannot be created .*: give --out a writable"
+    ):
+        sim.train(dataset=(np.eye(6), np.arange(6) % 2), out="out", clients=1)
+    assert not list(Path("out").iterdir())
+
+
 @pytest.mark.parametrize("out", ["a\0b", "\udcff"])
 def test_a_folder_that_cannot_be_named_is_refused_by_its_setting(tmp_path, monkeypatch, out):
     """The first was an error without a name; the second was made, then refused by another file."""

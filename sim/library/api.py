@@ -189,7 +189,7 @@ def _request(
     if isinstance(arrays, tuple | list | Mapping):
         others = ask({name: value for name, value in given.items() if name != "dataset"})
         if others.resume is None:
-            parent = rundir.make_parent(others.config)
+            parent = rundir.make_writable("out", rundir.make_parent(others.config).absolute())
         else:
             parent = others.resume.absolute().parent
         given["dataset"] = str(keep(arrays, parent, others.config.data.loss))
