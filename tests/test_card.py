@@ -30,6 +30,17 @@ def run(folder, *flags: str):
     return folder / "run"
 
 
+def test_a_card_has_the_rows_that_it_has_whatever_a_file_s_name_is(tmp_path):
+    """A line's end ended the table, and a bar was the end of a cell."""
+    x, y = np.eye(6, dtype=np.float32), np.arange(6) % 2
+    np.savez(tmp_path / "a |\n<i>.npz", x=x, y=y, x_test=x, y_test=y)
+    own = f"--dataset={tmp_path}/a |\n<i>.npz", "--clients=2", "--partition=iid"
+    lines = (run(tmp_path, "--epsilon=none", *own) / "model_card.md").read_text().split("\n")
+    assert lines[0] == f"# run: linear for {tmp_path}/a | &lt;i&gt;.npz" and not lines[1]
+    (row,) = (line for line in lines if line.startswith("| data |"))
+    assert row.startswith(f"| data | `{tmp_path}/a \\| <i>.npz`: 6 training records")
+
+
 def test_a_card_says_that_a_clip_norm_moves(tmp_path):
     folder = run(tmp_path, "--epsilon=none", "--model=mlp", "--clip-quantile=0.25")
     said = "| mechanism | dpsgd, clip norm 1, moving to the quantile 0.25, noise 3 |"

@@ -1,6 +1,7 @@
 """The model card of a finished run: one Markdown page beside the model, from its files."""
 
 from collections.abc import Sequence
+from html import escape
 from pathlib import Path
 
 from mechanisms import durable
@@ -29,8 +30,9 @@ def write(folder: Path, job: Job, summary: Summary) -> None:
         ValueError: a file of the run directory is damaged.
     """
     run = read_run(folder, summary)
+    title = f"{folder.resolve().name}: {run.config.data.model} for {run.config.data.dataset}"
     parts = [
-        f"# {folder.resolve().name}: {run.config.data.model} for {run.config.data.dataset}",
+        f"# {escape(_line(title), quote=False)}",
         _facts(run, job.canaries),
         "## Guarantee",
         _guarantee(run),
@@ -100,4 +102,12 @@ def _use(run: Run, dataset: Dataset) -> str:
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     lines = [head, ["---"] * len(head), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return "\n".join(f"| {' | '.join(map(_cell, line))} |" for line in lines)
+
+
+def _cell(text: str) -> str:
+    return _line(text).replace("|", r"\|")
+
+
+def _line(text: str) -> str:
+    return " ".join(text.split())
