@@ -6,6 +6,7 @@ import json
 import os
 import pickle
 import socket
+import stat
 from pathlib import Path
 
 import numpy as np
@@ -132,6 +133,22 @@ def test_missing_files_are_downloaded_once(source: Path, tmp_path: Path) -> None
         == numbers
         == {"the": 4, "good": 5, "fine": 6, "bad": 7, "poor": 8}
     )
+
+
+@pytest.mark.usefixtures("source")
+def test_two_runs_may_download_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One found its unfinished file renamed by the other, and said that nothing was downloaded."""
+    flush, folder = os.fsync, str(tmp_path / "data")
+
+    def interrupted(handle: int) -> None:
+        if stat.S_ISREG(os.fstat(handle).st_mode):
+            monkeypatch.setattr(os, "fsync", flush)
+            load("imdb", folder)
+        flush(handle)
+
+    monkeypatch.setattr(os, "fsync", interrupted)
+    load("imdb", folder)
+    assert not list(tmp_path.rglob("*.part")) and os.fsync is flush
 
 
 @pytest.mark.usefixtures("source")

@@ -76,7 +76,7 @@ def _content(root: Path, name: str) -> bytes:
         with urllib.request.urlopen(f"{SOURCE}/{name}") as answer:
             content = check_published(answer.read(), f"imdb/{name}", f"{SOURCE}/{name}")
         durable.make_folder(places[1].parent)
-        durable.write(places[1], content)
+        durable.write(places[1], content, shared=True)
     except (OSError, ValueError) as error:
         raise ValueError(
             f"dataset = 'imdb': {places[1]} is missing and could not be downloaded ({error}): put "
