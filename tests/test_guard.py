@@ -81,6 +81,12 @@ RAISED = [
         MACHINE,
     ),
     (
+        OSError(errno.EACCES, "Permission denied", "runs/a/config.toml"),
+        "error: runs/a/config.toml: Permission denied: change who may read and write it, or use "
+        "another folder",
+        MACHINE,
+    ),
+    (
         OSError(errno.EIO, "Input/output error"),
         "error: Input/output error: check the disk",
         MACHINE,

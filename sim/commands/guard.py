@@ -15,7 +15,7 @@ REMEDIES = {
     errno.EDQUOT: "make room within the quota",
     errno.EFBIG: "raise the limit by ulimit -f",
     errno.EMFILE: "raise the limit by ulimit -n, or give fewer --groups",
-    errno.EACCES: "use a folder that may be written",
+    errno.EACCES: "change who may read and write it, or use another folder",
     errno.EROFS: "use a folder that may be written",
     errno.ENAMETOOLONG: "use a shorter name",
     errno.EPIPE: "read all that is printed",
