@@ -32,9 +32,8 @@ def test_a_run_of_another_kind_that_dies_at_some_of_its_operations_is_resumed(wo
     once(worlds[kind], SOME[kind])
 
 
-@pytest.mark.parametrize("kind", DEFAULT)
-def test_a_run_that_dies_again_while_it_goes_on_is_resumed(worlds, kind):
-    twice(worlds[kind], firsts=8, seconds=4)
+def test_a_release_that_dies_again_while_it_goes_on_is_resumed(worlds):
+    twice(worlds["release"], firsts=8, seconds=4)
 
 
 def test_a_resumed_run_flushes_what_it_finds_before_it_asks_anyone(worlds):
