@@ -40,7 +40,7 @@ class ClientDpMod:
     of 0, since a failure could depend on records; the node's own log says so.
 
     Args:
-        folder: of the ledgers; absolute.
+        folder: of the ledgers; absolute, and made before the first round.
         rounds: how many rounds the budget is for, at least 1. Further ones are refused.
         epsilon, delta: budget of everything that a client holds, over all rounds.
         clip_norm: C, bound on an update's L2 norm over all arrays together.

@@ -96,7 +96,11 @@ class OwnLedger:
         Raises:
             ValueError: see `pay`.
         """
-        durable.make_folder(self.folder, private=True)
+        if not self.folder.is_dir():
+            raise ValueError(
+                f"folder = {self.folder} is not there: make it, unless it is on a disk that is "
+                "away, as a new folder begins a new budget"
+            )
         self._check_clients()
         with (
             durable.locked(self.folder / f"client-{self.client:06d}.lock"),

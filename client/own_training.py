@@ -45,7 +45,7 @@ class RecordDp:
     defaults of PyTorch and NumPy, whatever the program has set, and one thread at a time.
 
     Attributes:
-        folder: of the ledgers; absolute.
+        folder: of the ledgers; absolute, and made before the first round.
         rounds: how many rounds the budget is for, at least 1. Further ones are refused.
         epsilon, delta: budget of any one record over all rounds; adjacency is zero-out, so the
             number of records is public.

@@ -508,12 +508,18 @@ class TestOwnLedger:
         assert paid(tmp_path) == {3: {Gaussian(2.0): 20}}
 
     def test_nobody_else_reads_it(self, tmp_path):
-        own = OwnLedger(tmp_path / "new")
+        own = OwnLedger(tmp_path)
         own.pay(UpdatePlan(2.0, 1.0), 1)
-        files = [path for path in (tmp_path / "new").rglob("*") if path.suffix != ".lock"]
+        files = [path for path in tmp_path.rglob("*") if path.suffix != ".lock"]
         assert own.path in files and len(files) == 4  # the ledger's folder, places, clients
-        for private in (tmp_path / "new", *files):
+        for private in files:
             assert private.stat().st_mode & 0o77 == 0, private
+
+    def test_a_folder_that_is_gone_is_no_new_budget(self, tmp_path):
+        """As when its disk is away."""
+        with pytest.raises(ValueError, match="whole is not there: make it, unless it is on a disk"):
+            OwnLedger(tmp_path / "whole").pay(UpdatePlan(2.0, 1.0), 1)
+        assert not list(tmp_path.iterdir())
 
 
 @pytest.fixture
@@ -523,6 +529,8 @@ def page(tmp_path, monkeypatch):
     for _, text in blocks(GUIDE):
         if named := re.match(r"# (\w+)\.py\n", text):
             (tmp_path / f"{named[1]}.py").write_text(text.replace("/lab", str(tmp_path)))
+    for name in ("whole", "record"):
+        (tmp_path / name).mkdir()
     yield lambda name: importlib.import_module(name)
     for name in ("whole_client", "one_record"):
         sys.modules.pop(name, None)

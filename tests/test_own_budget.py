@@ -115,7 +115,7 @@ class TestBudget:
         (tmp_path / "node-0.toml").write_text(own)
         asked = [words for kind, text in page if kind == "bash" for words in commands(text)]
         (asked,) = [words[3:] for words in asked if words[:3] == ["python", "-m", "sim.account"]]
-        home = tmp_path / "own-0"
+        (home := tmp_path / "own-0").mkdir()
         budget = OwnBudget(home, 5.0, 1e-5)
         number = max(n for n in range(1, 99) if by_hand(budget.orders, n / 32, 1e-5) <= 5.0)
         shares = []
@@ -341,13 +341,17 @@ def test_the_server_notes_before_it_asks_and_adds_what_was_paid_beyond(tmp_path,
     }
 
 
+OWN = "own-0", "own-1"
+
+
 @pytest.fixture
 def nodes(tmp_path, monkeypatch):
     """Two nodes, each of which has a policy file and a folder of its own."""
     for variable in (policy.FOLDER, policy.MODULES):
         monkeypatch.delenv(variable, raising=False)
     for n, budget in enumerate((5.0, 9.0)):
-        text = f'folder = "{tmp_path / f"own-{n}"}"\nepsilon = {budget}\ndelta = 1e-5\n'
+        (tmp_path / OWN[n]).mkdir()
+        text = f'folder = "{tmp_path / OWN[n]}"\nepsilon = {budget}\ndelta = 1e-5\n'
         (tmp_path / f"node-{n}.toml").write_text(text)
 
     def answer(message: Message, context: Context) -> Message:
@@ -367,9 +371,8 @@ def test_a_node_with_a_policy_but_no_client_idles(tmp_path, nodes, settings):
     """The server looked for its ledger."""
     asked = settings | APART | {"out": str(tmp_path / "server"), "clients": 1, "rounds": 1}
     serve(nodes, **asked, name="few")
-    assert (tmp_path / "server" / "few" / "summary.json").is_file() and not (
-        tmp_path / "own-1"
-    ).exists()
+    assert (tmp_path / "server" / "few" / "summary.json").is_file()
+    assert not list((tmp_path / "own-1").iterdir())
 
 
 def test_nodes_share_no_folder_and_count_over_all_runs(tmp_path, nodes, settings):
@@ -504,8 +507,8 @@ def test_what_the_server_could_read_is_refused(tmp_path, nodes, settings, asked,
     with pytest.raises(ValueError, match=f"^{said}"):
         serve(nodes, **given, out=str(tmp_path / "server"), name="one")
     refused_by_node(nodes, given, said)
-    assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == ["server"]
-    assert not list((tmp_path / "server").iterdir())
+    assert {path.name for path in tmp_path.iterdir() if path.is_dir()} == {"server", *OWN}
+    assert not list((tmp_path / "server").iterdir()) and not list(tmp_path.glob("own-*/*"))
 
 
 @pytest.mark.parametrize(
@@ -520,7 +523,8 @@ def test_what_the_server_could_read_is_refused(tmp_path, nodes, settings, asked,
 )
 def test_what_the_policy_file_does_not_name_is_refused(tmp_path, nodes, settings, asked, said):
     refused_by_node(nodes, settings | APART | asked, said)
-    assert not [path for path in tmp_path.iterdir() if path.is_dir()]
+    assert {path.name for path in tmp_path.iterdir() if path.is_dir()} == {*OWN}
+    assert not list(tmp_path.glob("own-*/*"))
 
 
 def test_why_a_data_set_cannot_be_loaded_is_told_in_the_nodes_own_log(tmp_path, nodes):
@@ -565,14 +569,15 @@ def refused_by_node(nodes: LocalGrid, given: dict, said: str) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ('folder = "/own"\nepsilon = 1.0\ndelta = 1e-5\nmodule = ["lab"]', "unknown key module"),
-        ('folder = "/own"\ndelta = 1e-5', "epsilon is missing"),
-        ('folder = "/own"\nepsilon = 0\ndelta = 1e-5', "epsilon is 0 "),
-        ('folder = "/own"\nepsilon = inf\ndelta = 1e-5', "epsilon is inf "),
-        ('folder = "/own"\nepsilon = 1.0\ndelta = 1', "delta is 1 "),
+        ('folder = "/"\nepsilon = 1.0\ndelta = 1e-5\nmodule = ["lab"]', "unknown key module"),
+        ('folder = "/"\ndelta = 1e-5', "epsilon is missing"),
+        ('folder = "/"\nepsilon = 0\ndelta = 1e-5', "epsilon is 0 "),
+        ('folder = "/"\nepsilon = inf\ndelta = 1e-5', "epsilon is inf "),
+        ('folder = "/"\nepsilon = 1.0\ndelta = 1', "delta is 1 "),
         ('folder = "own"\nepsilon = 1.0\ndelta = 1e-5', "folder is 'own' .*absolute path"),
         ('folder = ""\nepsilon = 1.0\ndelta = 1e-5', "folder is '' "),
-        ('folder = "/own"\nepsilon = 1.0\ndelta = 1e-5\nmodules = "lab"', "modules is 'lab' "),
+        ('folder = "/none"\nepsilon = 1.0\ndelta = 1e-5', r"folder is '/none' \(.*not there: "),
+        ('folder = "/"\nepsilon = 1.0\ndelta = 1e-5\nmodules = "lab"', "modules is 'lab' "),
         ("folder", "is not a TOML file"),
         ("folder = " + "[" * 3000, "is not a TOML file"),
         ('folder = "~nosuch/x"\nepsilon = 1.0\ndelta = 1e-5', "folder is '~nosuch/x' "),

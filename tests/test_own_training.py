@@ -20,6 +20,7 @@ HERE = {"partition-id": 1, "num-partitions": 3}
 
 
 def dp_of(home: Path, **given: object) -> RecordDp:
+    home.mkdir(exist_ok=True)
     return RecordDp(**{"folder": home, "rounds": 3, "batch_size": 20, "steps": 2} | given)
 
 

@@ -51,7 +51,7 @@ class Policy(Settings):
     """A node's policy file"""
 
     folder: str = Field(min_length=1)
-    """absolute path of the folder below which the node writes, with its ledgers of all runs"""
+    """absolute path of a folder, made by its owner, for the node's ledgers of all runs"""
     epsilon: float = Field(gt=0)
     """budget of any record of the node over all runs [nats]"""
     delta: float = Field(gt=0, lt=1)
@@ -64,6 +64,10 @@ class Policy(Settings):
     def _is_one(cls, folder: str) -> str:
         if not expanded(folder).is_absolute():
             raise ValueError("relative: started elsewhere, the node would begin another budget")
+        if not expanded(folder).is_dir():
+            raise ValueError(
+                "not there: without its disk, the node would begin another budget"
+            )
         return folder
 
     @property
