@@ -18,7 +18,6 @@ from client.tensors import ROUND, RUN, read, sealed
 from mechanisms import durable
 from mechanisms.cohort import LocalState
 
-KEPT_ROUNDS = 3
 OWN = "params"
 """The name of the parameters that are a client's own among what it keeps."""
 Resume = Callable[[LocalState], LocalState]
@@ -48,6 +47,7 @@ class ClientState:
         own: bool ``[P]``, the parameters with which a client goes on from where it ended its last
             round, whatever the server's model; None for none.
         run: the digest of the run's manifest, which the files name.
+        checkpoints: how many the server keeps, from each of which it may go on.
     """
 
     def __init__(
@@ -57,9 +57,10 @@ class ClientState:
         optimizer: bool = True,
         own: np.ndarray | None = None,
         run: str = "",
+        checkpoints: int = 2,
     ):
         self._folder, self._lasting, self._run = folder, lasting, run
-        self._optimizer = optimizer
+        self._optimizer, self._kept = optimizer, checkpoints + 1  # that of an unfinished round
         self._own = None if own is None else torch.from_numpy(own)
         self._round, self._begun = 0, False
         self._rows: dict[int, dict[str, np.ndarray]] = {}
@@ -130,7 +131,7 @@ class ClientState:
         durable.write(self._path(round_), sealed(tensors, _labels(round_, self._run)), private=True)
         self._round, self._begun = round_, False
         saved = self._saved()
-        kept = [number for number in saved if number <= round_][-KEPT_ROUNDS:]
+        kept = [number for number in saved if number <= round_][-self._kept :]
         for other in set(saved) - set(kept):
             self._path(other).unlink()
 

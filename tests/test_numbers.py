@@ -36,7 +36,6 @@ NUMBERS: dict[str, dict[str, object]] = {
     "mechanisms.sampling": {"COIN": 2.0**-53},
     "mechanisms.screening": {"MAX_CHANGE": 1e300},
     "mechanisms.trials": {"MAX_REJECTIONS": 100_000},
-    "client.client_state": {"KEPT_ROUNDS": 3},
     "client.sums": {"SCALE": 2.0**32, "LIMIT": 2.0**31},
     "server.app": {"PATIENCE": 120.0, "POLL": 0.2},
     "strategies.distillation": {"HIDDEN": 64, "CODE_WEIGHT": 0.01},

@@ -178,6 +178,20 @@ def test_the_key_is_its_owners_even_where_a_start_that_failed_has_left_one(tmp_p
     assert len((tmp_path / inputs.KEY).read_bytes()) == inputs.KEY_BYTES
 
 
+def test_any_checkpoint_that_is_kept_can_be_gone_on_from(tmp_path):
+    """Whatever clients keep from their rounds is kept as long."""
+    kept = ("--keep-state", "--momentum=0.9", "--rounds=6", "--keep-checkpoints=5")
+    folder = run(tmp_path, *kept)
+    whole = (folder / "model.safetensors").read_bytes()
+    for name in ("summary.json", "model.safetensors"):
+        (folder / name).unlink()
+    for path in sorted(folder.glob("checkpoints/*.json"))[1:]:
+        path.write_bytes(b"")
+    with pytest.warns(UserWarning, match="damaged"):
+        train(parse(["--resume", str(folder), "--quiet"], "run", ""))
+    assert (folder / "model.safetensors").read_bytes() == whole
+
+
 def test_the_orders_that_were_written_down_stay(tmp_path):
     """Another version may choose another order; after outputs have been seen it would prove
     nothing."""

@@ -65,9 +65,7 @@ class Policy(Settings):
         if not expanded(folder).is_absolute():
             raise ValueError("relative: started elsewhere, the node would begin another budget")
         if not expanded(folder).is_dir():
-            raise ValueError(
-                "not there: without its disk, the node would begin another budget"
-            )
+            raise ValueError("not there: without its disk, the node would begin another budget")
         return folder
 
     @property

@@ -183,10 +183,10 @@ def node(job: Job, group: int, run_dir: Path, mechanism: Mechanism | None = None
     )
     client_state, own = None, personal.mask(config, job.gradients.layout)
     folder, run = personal.folder(run_dir, group), manifest.run_of(run_dir) or ""
-    if config.local.keep_state:
-        client_state = ClientState(folder, training.mechanism.lasting, own=own, run=run)
-    elif own is not None:
-        client_state = ClientState(folder, (), optimizer=False, own=own, run=run)
+    if (keep := config.local.keep_state) or own is not None:
+        lasting = training.mechanism.lasting if keep else ()
+        checkpoints = config.rounds.keep_checkpoints
+        client_state = ClientState(folder, lasting, keep, own, run, checkpoints)
     ledger, uploads = files(run_dir, group) if config.privacy.trust != "server" else (None, None)
     kept = uploads if config.privacy.trust == "local" else None
     return Node(training, group_data(job, group), job.plans, ledger, kept, client_state)
