@@ -148,7 +148,7 @@ def read(folder: Path) -> dict[int, Orders]:
         lines = [(_orders(line), parse_ranges(line["clients"])) for line in entries["orders"]]
         if not lines:
             raise ValueError("no client")
-    except (ValueError, KeyError, TypeError, RecursionError) as fault:
+    except (ValueError, KeyError, TypeError) as fault:
         raise ValueError(
             f"{path} is damaged ({type(fault).__name__}: {fault}): restore it"
         ) from None

@@ -126,7 +126,8 @@ class Store:
             self._compare_rounds(newest.round)
 
     def _compare_rounds(self, round_: int) -> None:
-        manifest.compare_start(self.rounds, *self.label(round_)["rounds"])
+        if known := self.label(round_)["rounds"]:
+            manifest.compare_start(self.rounds, *known)
 
     def check_ahead(self, round_: int, finished: int) -> None:
         """Refuse what tells of later rounds than a crash leaves, if a round's checkpoint is the

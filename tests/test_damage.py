@@ -34,6 +34,7 @@ from sim.run import command
 from sim.showing.audit import Audit
 from tests.crashing import Killed, Noting
 from tests.folders import contents
+from tests.vouched import fix_orders
 
 pytestmark = pytest.mark.usefixtures("no_report")
 FLAGS = (
@@ -544,7 +545,7 @@ def test_an_unfinished_run_is_priced_at_the_orders_that_were_written_down(run, c
 def test_orders_that_are_lost_are_written_again_and_damaged_ones_are_not_believed(run, capsys):
     path = run / "orders.json"
     before = path.read_bytes()
-    path.write_bytes(labels.sealed({"orders": [{"orders": [3.0], "clients": "0-3"}]}))
+    fix_orders(run, [{"orders": [3.0], "clients": "0-3"}])
     assert main_guard(command, ["--resume", str(run)]) == 2 and str(path) in capsys.readouterr().err
     path.unlink()
     assert main_guard(command, ["--resume", str(run)]) == 0 and path.read_bytes() == before
