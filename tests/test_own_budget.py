@@ -574,7 +574,7 @@ def refused_by_node(nodes: LocalGrid, given: dict, said: str) -> None:
         ('folder = "/"\nepsilon = 0\ndelta = 1e-5', "epsilon is 0 "),
         ('folder = "/"\nepsilon = inf\ndelta = 1e-5', "epsilon is inf "),
         ('folder = "/"\nepsilon = 1.0\ndelta = 1', "delta is 1 "),
-        ('folder = "own"\nepsilon = 1.0\ndelta = 1e-5', "folder is 'own' .*absolute path"),
+        ('folder = "."\nepsilon = 1.0\ndelta = 1e-5', "folder is '.' .*absolute path"),
         ('folder = ""\nepsilon = 1.0\ndelta = 1e-5', "folder is '' "),
         ('folder = "/none"\nepsilon = 1.0\ndelta = 1e-5', r"folder is '/none' \(.*not there: "),
         ('folder = "/"\nepsilon = 1.0\ndelta = 1e-5\nmodules = "lab"', "modules is 'lab' "),

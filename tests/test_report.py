@@ -211,8 +211,9 @@ def test_a_page_may_be_drawn_twice_at_once(tmp_path, monkeypatch, several):
         return write_comparison(folders) if several else write_report(folders[0])
 
     def interrupted(handle):
-        monkeypatch.setattr(os, "fsync", flush)
-        draw()
+        with monkeypatch.context() as there:
+            there.setattr(os, "fsync", flush)
+            draw()
         flush(handle)
 
     monkeypatch.setattr(os, "fsync", interrupted)

@@ -16,13 +16,13 @@ from mechanisms.accounting.events import (
     Unproved,
 )
 from mechanisms.accounting.ledger import Ledger
-from server import labels, orders
+from server import labels
 from sim.account import command
 from sim.commands.guard import main_guard
 from sim.run import command as train
 from sim.showing import wording
 from sim.verifying import session
-from tests.vouched import vouch
+from tests.vouched import fix_orders, vouch
 
 COMMON = ["--clients=3", "--fraction=0.7", "--engine=inline", "--quiet"]
 RUNS = {
@@ -124,7 +124,7 @@ def test_caps_of_an_unfinished_run_are_paid_for_beside_its_figure(tmp_path, caps
     own = '[privacy]\nmechanism = "dpsur"\ndelta = 1e-5\n[data]\nclients = 1\n'
     (tmp_path / "config.toml").write_text(own)
     vouch(tmp_path)
-    (tmp_path / orders.FILE).write_text('[{"orders": [8.0, 16.0], "clients": "0"}]')
+    fix_orders(tmp_path, [{"orders": [8.0, 16.0], "clients": "0"}])
     status, found = verified(capsys, tmp_path)
     (row,) = found["verified"]
     assert status == 0 and row["order"] == 16.0 and row["above"] < 1e-5

@@ -43,9 +43,8 @@ def write_report(run_dir: Path) -> Path:
     partition = _drawn_partition(run)
     if partition is not None:
         durable.write(run_dir / "partition.svg", partition, private=True, shared=True)
-    path = run_dir / "report.html"
-    content, private = _page(run, partition).encode(), not run.config.run.release
-    durable.write(path, content, private, shared=True)
+    path, content = run_dir / "report.html", _page(run, partition).encode()
+    durable.write(path, content, private=not run.config.run.release, shared=True)
     return path
 
 
