@@ -2,6 +2,7 @@
 breach."""
 
 import ast
+import functools
 import re
 import subprocess
 import sys
@@ -345,6 +346,7 @@ def test_what_is_allowed_is_no_breach():
     ] == []
 
 
+@functools.cache
 def parsed(path: Path) -> tuple[str, ast.Module]:
     return path.relative_to(ROOT).as_posix(), ast.parse(path.read_text())
 

@@ -140,6 +140,14 @@ def test_settings_go_over_each_other_from_the_recipe_to_the_cell(tmp_path, recor
     assert plan(many, tmp_path, "certified", [0], {})[0].config.data.clients == 100
 
 
+def test_a_recipe_may_state_the_only_budget_that_it_can_be_trained_with(tmp_path, records):
+    stated = {'title = "Small"': 'title = "Small"\nbudget = "published"'}
+    path, out = recipe(tmp_path, records, **stated), str(tmp_path / "out")
+    assert main_guard(bench.command, [str(path), "--columns=2", "--out", out]) == 0
+    (summary,) = summaries(tmp_path / "out", "dpsgd_2")
+    assert summary["budget"] == "published"
+
+
 def test_the_papers_budget_holds_its_own_column(tmp_path, records):
     lines = run(recipe(tmp_path, records), tmp_path / "out", "--budget=published", "--columns=2")
     for line in lines:

@@ -31,12 +31,12 @@ class Table:
     def __init__(self, recipe: Path, given: argparse.Namespace):
         self.recipe, self.stem = read(recipe), recipe.stem
         self.rows, self.columns = _chosen(self.recipe, given)
-        self.budget = given.budget
-        self.path = given.out / f"{self.stem}-{given.budget}"
+        self.budget = self.recipe.budget or given.budget
+        self.path = given.out / f"{self.stem}-{self.budget}"
         settings = {"data_dir": given.data_dir} if given.data_dir else {}
 
         def runs(seeds: Sequence[int]) -> list[Run]:
-            return plan(self.recipe, self.path, given.budget, seeds, settings, given.cells)
+            return plan(self.recipe, self.path, self.budget, seeds, settings, given.cells)
 
         self.every = runs(given.seeds)
         self.runs = [run for run in self.every if self._asked(run.cell)]

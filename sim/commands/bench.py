@@ -41,7 +41,8 @@ def parser(program: str) -> argparse.ArgumentParser:
         "--budget",
         choices=("certified", "published"),
         default="certified",
-        help="which epsilon the budget bounds: the proved one (default), or the paper's claim",
+        help="which epsilon the budget bounds: the proved one (default), or the paper's claim; a "
+        "recipe may state its own",
     )
     new.add_argument("--rows", help="train only these rows, such as DPSGD,DPSUR")
     new.add_argument("--columns", help="train only these columns, such as 3,4")

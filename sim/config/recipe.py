@@ -2,6 +2,7 @@
 
     title = "MNIST, one client"
     axis = "epsilon"                      # what the columns vary
+    budget = "published"                  # if it can only be trained with this one
     plot = "epsilon"                      # what is drawn, see `PLOTS`
 
     [settings]                            # of every cell, by name, with the values of flags
@@ -111,6 +112,7 @@ class Recipe(Settings):
     axis: str = "epsilon"
     plot: str = "epsilon"
     clients: Literal["one", "many"] = "one"
+    budget: Literal["certified", "published"] | None = None
     like: str | None = None
     follows: list[str] = Field([])
     settings: Values = Field({})
