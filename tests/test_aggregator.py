@@ -265,7 +265,7 @@ def test_a_round_is_opened_if_and_only_if_enough_clients_answer(tmp_path):
     opened with too little noise, and one that is thrown away with enough."""
     given = {"dropout": 0.35, "honest": 0.7, "rounds": 24, "noise_multiplier": 2.0}
     world = World(tmp_path, RECORD | given | {"epsilon": None})
-    federation = training.federation(world.job, tmp_path)
+    federation = world.federation
     store, models, answers = world.store, [federation.initial], []
 
     def exchange(requests):
@@ -301,7 +301,7 @@ def test_of_2000_clients_no_sum_is_opened_with_too_little_noise(dropout, tmp_pat
     given = {"dropout": dropout, "honest": 0.7, "noise_multiplier": 1e5, "groups": 1}
     given |= {"clients": 2_000, "min_records": 1, "epsilon": None, "aggregate_bits": 48}
     world, rounds = World(tmp_path, RECORD | given), 6 if dropout in (0.29, 0.31) else 1
-    federation = training.federation(world.job, tmp_path)
+    federation = world.federation
     asked, least, opened = np.arange(2_000), 1_400, []
     for number in range(1, rounds + 1):
         name, nth = f"round-{number}", np.full(2_000, number)
@@ -327,7 +327,7 @@ def test_the_mean_is_that_of_those_who_answered(tmp_path):
     world = World(tmp_path, RECORD | given | {"dropout": 0.3, "honest": 0.2})
     uploads = list(world.exchange(tmp_path, None)(curated.requests(world)))
     answers = sum(upload.weight for upload in uploads)
-    aggregator = training.federation(world.job, tmp_path).aggregator
+    aggregator = world.federation.aggregator
     found = aggregator.mean(1, uploads)
     points = sum(upload.total for upload in uploads) & (2**62 - 1)
     points = points - (points >= 2**61) * 2**62
@@ -340,7 +340,7 @@ def test_the_mean_is_that_of_those_who_answered(tmp_path):
     assert np.abs(sums - all_).max() > 0.1  # of those who did not answer
     full = World(tmp_path / "full", RECORD | given)
     answered = list(full.exchange(full.folder, None)(curated.requests(full)))
-    found = training.federation(full.job, full.folder).aggregator.mean(1, answered)
+    found = full.federation.aggregator.mean(1, answered)
     assert found == pytest.approx(-all_ / worlds.RECORDS, abs=8e-3 / worlds.RECORDS)
 
 

@@ -18,7 +18,6 @@ from mechanisms.settings import MAX_BANDS
 from server import loop
 from server.curator import Curator
 from sim import run
-from sim.phases import training
 from tests import small
 from tests.test_curator import CLIENT_UNIT, CLIENTS, World, plan_of
 
@@ -98,7 +97,7 @@ def test_noise_makes_up_for_rounding_to_the_grid(monkeypatch):
 def test_a_round_s_mean_is_over_those_whose_turn_it_is(tmp_path):
     """Kills steps that are as much shorter as there are turns."""
     alone, by_turns = (
-        training.federation(World(tmp_path / str(n), CORRELATED | given).job, tmp_path).curator
+        World(tmp_path / str(n), CORRELATED | given).federation.curator
         for n, given in enumerate(({"noise_bands": 1}, {}))
     )
     assert by_turns.expected == pytest.approx(alone.expected / TURNS)
@@ -136,7 +135,7 @@ def test_clients_take_turns_and_pay_for_theirs(tmp_path):
     """Before a request leaves. Kills turns that come too soon, charges of all, and one multiplier
     for another."""
     world, paid_before = World(tmp_path, CORRELATED), []
-    federation, real = training.federation(world.job, tmp_path), world.exchange(tmp_path, None)
+    federation, real = world.federation, world.exchange(tmp_path, None)
 
     def exchange(requests):
         paid_before.append({c: sum(events.values()) for c, events in world.paid.items()})
@@ -190,7 +189,7 @@ def test_a_release_that_goes_on_begins_its_noise_anew(tmp_path):
     times = {c: sum(events.values()) for c, events in world.paid.items()}
     assert times == {c: (3, 3, 2)[c % TURNS] for c in range(CLIENTS)}
     assert len(end.records) == 7
-    server = training.federation(World(tmp_path / "b", RELEASED).job, tmp_path / "b").curator
+    server = World(tmp_path / "b", RELEASED).federation.curator
     later = [server.release(n, 1, 20_000, []) for n in (5, 6, 7)]
     white = matrix(TURNS, 3) @ np.stack(later)
     assert white.std(axis=1) == pytest.approx([white[0].std()] * 3, rel=0.03)

@@ -93,7 +93,7 @@ def test_a_late_update_is_that_of_its_model_and_counts_less(tmp_path, strategy):
     """Its pace does not. Kills the newest model, and a weight of 1 / (1 + tau)."""
     given = LOCAL | SINGLE | {"strategy": strategy}
     plain, late = (World(tmp_path / name, given) for name in ("plain", "late"))
-    begun = training.federation(plain.job, plain.folder).initial
+    begun = plain.federation.initial
     number, who = np.array([0]), np.ones(1, dtype=np.int64)
     group = int(plain.job.group_of[0])
     ask = loop.TrainRequest(5, group, "round-5", number, who, begun)
@@ -113,7 +113,7 @@ def test_a_late_update_is_that_of_its_model_and_counts_less(tmp_path, strategy):
 def test_each_late_client_counts_in_the_mean_of_how_late_they_are(tmp_path):
     """Of a group with several of one age. Kills a client that stands for all of its age."""
     world = World(tmp_path, LOCAL | {"groups": 1})
-    begun = training.federation(world.job, world.folder).initial
+    begun = world.federation.initial
     who, nth = np.arange(3), np.ones(3, dtype=np.int64)
     ask = loop.TrainRequest(5, 0, "round-5", who, nth, begun)
     late = replace(ask, behind=np.array([2, 0, 2]), earlier={2: begun})
@@ -125,7 +125,7 @@ def test_the_model_is_that_of_answers_one_by_one(tmp_path):
     """Each by itself, from the model of the round in which it began, over the weight of all that
     came. Kills a step along a sum of other rounds' answers, and a wrong divisor."""
     world = World(tmp_path / "run", BUFFERED | SINGLE)
-    federation, models = training.federation(world.job, world.folder), []
+    federation, models = world.federation, []
     store = world.store
     models.append(federation.initial)
     standing = loop.run(
@@ -221,7 +221,7 @@ def test_a_budget_is_planned_for_the_answers_that_there_are(tmp_path):
 def test_no_more_work_at_once_than_the_fraction_says(tmp_path):
     """After each round, those who have answered are away until the next."""
     world, at_work = World(tmp_path, BUFFERED | {"fraction": 0.5, "buffer": 2}), []
-    federation, store = training.federation(world.job, world.folder), world.store
+    federation, store = world.federation, world.store
     start, exchange = loop.restore(federation, store), world.exchange(world.folder, None)
 
     def watch(record):

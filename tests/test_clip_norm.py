@@ -12,7 +12,6 @@ from client.messages import TrainRequest
 from mechanisms import contributions, grid
 from mechanisms.mechanism import local_round
 from server import clip_norm
-from sim.phases import training
 from strategies.registry import strategy_of
 from strategies.settings import Aggregation, FedFed
 from tests import small, worlds
@@ -75,7 +74,7 @@ def test_the_norm_moves_towards_the_wanted_share(tmp_path, trust):
     the clients have clipped to it. Two rounds, nearly without noise."""
     world = curated.World(tmp_path, GIVEN | EXACT | TRUST[trust] | {"rounds": 2, "fraction": 1.0})
     end = world.run()
-    federation = training.federation(world.job, tmp_path)
+    federation = world.federation
     bound, params, clients = 1.3, federation.initial, curated.CLIENTS
     again = curated.World(tmp_path / "again", GIVEN | EXACT | {"trust": "server", "rounds": 2})
     exchange = again.exchange(again.folder, None)
@@ -103,7 +102,7 @@ def test_the_norm_moves_towards_the_wanted_share(tmp_path, trust):
 def test_the_noise_has_the_scale_of_the_norm_as_it_is(tmp_path):
     """On all numbers, the vote's too. Kills noise of the first norm."""
     world = curated.World(tmp_path, GIVEN | TRUST["server"])
-    server = training.federation(world.job, tmp_path).curator
+    server = world.federation.curator
     fixed, moved = (server.release(3, 1, 20_000, [], norm) for norm in (None, 3.0))
     assert moved == pytest.approx(fixed * 3.0 / 1.3)
     expected = server.multiplier(1) * 3.0 / (0.6 * curated.CLIENTS)

@@ -107,7 +107,7 @@ def test_a_protected_client_draws_its_batches_as_planned_and_pays_for_the_sum():
 def test_every_client_pays_for_every_round_before_a_request_leaves(tmp_path, unit):
     """Whoever enters it. Kills a charge of those alone who were asked, and one that comes after."""
     world, paid_before = World(tmp_path, UNITS[unit]), []
-    federation, real = training.federation(world.job, tmp_path), world.exchange(tmp_path, None)
+    federation, real = world.federation, world.exchange(tmp_path, None)
 
     def exchange(requests):
         paid_before.append({c: sum(events.values()) for c, events in world.paid.items()})
@@ -180,7 +180,7 @@ def test_what_is_released_is_the_exact_sum_of_what_the_groups_send(tmp_path, see
     given = {"sample_rate": 1.0, "noise_multiplier": 1e-3, "epsilon": None}
     world = World(tmp_path, RECORD | given)
     uploads = list(world.exchange(tmp_path, None)(requests(world)))
-    federation = training.federation(world.job, tmp_path)
+    federation = world.federation
     curator = replace(federation.curator, seed=seed)
     found = curator.release(1, 1, len(federation.initial), uploads)
     total = sum(upload.total.astype(np.float64) for upload in uploads) / grid.PART
@@ -189,7 +189,7 @@ def test_what_is_released_is_the_exact_sum_of_what_the_groups_send(tmp_path, see
 
 
 def requests(world: World) -> list:
-    federation = training.federation(world.job, world.folder)
+    federation = world.federation
     asked = []
     with pytest.raises(worlds.Crash):
 
@@ -295,7 +295,7 @@ def test_a_round_that_nobody_enters_is_charged_and_moves_the_model(tmp_path):
     """By its noise. Kills an empty round that is skipped, or that ends the run."""
     given = {"fraction": 1e-6, "noise_multiplier": 2.0, "epsilon": None, "server_momentum": 0.0}
     world, models = World(tmp_path, CLIENT_UNIT | given), []
-    federation, store = training.federation(world.job, tmp_path), world.store
+    federation, store = world.federation, world.store
 
     def watch(record):
         models.append(store.checkpoints.newest().params)
@@ -315,7 +315,7 @@ def test_falling_noise_is_charged_as_it_is_drawn(tmp_path):
     plan = world.job.plans.of(0)
     expected = {SampledGaussian(0.5, plan.noise_multiplier * np.exp(-0.2 * n)): 1 for n in range(4)}
     assert world.paid[3] == pytest.approx(expected) and len(expected) == ROUNDS
-    curator = training.federation(world.job, tmp_path).curator
+    curator = world.federation.curator
     assert [SampledGaussian(0.5, curator.multiplier(nth)) for nth in (1, 2, 3, 4)] == list(expected)
 
 
@@ -333,7 +333,7 @@ def test_who_enters_a_round_is_not_written_down(tmp_path):
     given = {"release": True, "epsilon": 50.0, "noise_multiplier": 3.0}
     for own, timed in ((CLIENT_UNIT, False), (CLIENT_UNIT | {"fraction": 1.0}, True)):
         job = World(tmp_path / str(timed), own | given).job
-        assert training.federation(job).timed == timed
+        assert training.federation(job, tmp_path).timed == timed
 
 
 def test_in_a_release_each_client_is_computed_by_itself(tmp_path):

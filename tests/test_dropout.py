@@ -11,7 +11,6 @@ from mechanisms import grid
 from server import loop
 from sim import central
 from sim.commands.guard import main_guard
-from sim.phases import training
 from tests import test_curator as curated
 
 CLIENTS, ROUNDS = curated.CLIENTS, curated.ROUNDS
@@ -48,7 +47,7 @@ def test_the_mean_is_that_of_the_answers(tmp_path):
         assert one.weight == (other.weight if here else 0)
         assert np.array_equal(one.total, other.total if here else np.zeros_like(one.total))
         assert np.abs(other.total).max() > 0 and "answered" not in other.metrics
-    federation = training.federation(world.job, world.folder)
+    federation = world.federation
     together = {"groups": 1, "chunk_clients": 4, "dropout": 0.5, "rounds": 1}
     standing = World(tmp_path / "run", LOCAL | SINGLE | together).run()
     mean = sum(upload.total for upload in found) / sum(upload.weight for upload in found) / SCALE
@@ -82,7 +81,7 @@ def test_a_round_without_an_answer_leaves_the_model_and_is_paid(tmp_path):
     world, paid = World(tmp_path / "none", given), World(tmp_path / "all", LOCAL)
     standing = world.run()
     paid.run()
-    assert np.array_equal(standing.now.params, training.federation(world.job, world.folder).initial)
+    assert np.array_equal(standing.now.params, world.federation.initial)
     assert len(standing.records) == ROUNDS and world.paid == paid.paid
     assert {record.metrics["answered"] for record in standing.records} == {0.0}
 
@@ -90,7 +89,7 @@ def test_a_round_without_an_answer_leaves_the_model_and_is_paid(tmp_path):
 def test_the_model_moves_if_and_only_if_somebody_has_answered(tmp_path):
     """Kills a step of server momentum in a round without an answer."""
     world = World(tmp_path, LOCAL | {"dropout": 0.88, "rounds": 16, "steps": 1})
-    federation, store = training.federation(world.job, tmp_path), world.store
+    federation, store = world.federation, world.store
     models, moved = [federation.initial], []
 
     def watch(record):
@@ -109,7 +108,7 @@ def test_a_trusted_server_divides_by_the_answers_it_expects_and_hides_how_many(t
     world = World(tmp_path / "a", given)
     found = uploads(world)
     total = sum(upload.total.astype(np.float64) for upload in found) / grid.PART
-    federation = training.federation(world.job, world.folder)
+    federation = world.federation
     released = federation.curator.release(1, 1, len(total), found)
     scale = federation.curator.bound * federation.curator.factor(1)
     assert released == pytest.approx(total * scale / (0.6 * curated.worlds.RECORDS), abs=1e-6)
@@ -132,7 +131,7 @@ def test_a_strategy_that_looks_at_each_client_sees_those_who_answered(tmp_path):
     median = given | {"strategy": "flwr.serverapp.strategy:FedMedian"}
     world = World(tmp_path / "median", median)
     standing = world.run()
-    start = training.federation(world.job, world.folder).initial
+    start = world.federation.initial
     middle = np.median([start + one.total / one.weight / SCALE for one in found], axis=0)
     assert 2 < len(found) < CLIENTS
     assert standing.now.params == pytest.approx(middle, rel=1e-4, abs=1e-6)

@@ -17,7 +17,6 @@ from server import loop
 from sim import central, run
 from sim.config import caveats, configuration
 from sim.engines import policy
-from sim.phases import training
 from tests.refusing import refusal
 from tests.test_curator import CLIENT_UNIT, CLIENTS, ROUNDS
 from tests.test_dropout import LOCAL, SINGLE, SUMMED, World, uploads
@@ -65,7 +64,7 @@ def test_exactly_those_of_the_trace_do_not_answer(tmp_path, kind, release):
                 assert not upload.total.any()
             yield upload
 
-    federation, store = training.federation(world.job, world.folder), world.store
+    federation, store = world.federation, world.store
     standing = loop.run(federation, exchange, store, loop.restore(federation, store), [])
     assert silent == LOST and world.job.config.rounds.dropout_trace == TEXT
     answered = [record.metrics["answered"] for record in standing.records]
@@ -84,7 +83,7 @@ def test_the_model_is_the_one_without_their_updates(tmp_path):
             empty = {"weight": 0, "total": np.zeros_like(upload.total)}
             yield replace(upload, **empty) if gone else upload
 
-    federation, store = training.federation(world.job, world.folder), world.store
+    federation, store = world.federation, world.store
     without = loop.run(federation, exchange, store, loop.restore(federation, store), [])
     traced = World(tmp_path / "traced", LOCAL | SINGLE | TRACED).run()
     assert np.array_equal(traced.now.params, without.now.params)
@@ -155,7 +154,7 @@ def test_a_trusted_server_divides_by_what_the_trace_leaves_and_hides_how_many(tm
         sizes[[client not in gone for client in range(CLIENTS)]].sum() for gone in LOST.values()
     )
     assert left / ROUNDS / sizes.sum() != pytest.approx(np.mean(ANSWERED), rel=1e-3)
-    curator = training.federation(world.job, world.folder).curator
+    curator = world.federation.curator
     assert curator.expected == pytest.approx(left / ROUNDS)
     found = uploads(world)
     total = sum(upload.total.astype(np.float64) for upload in found) / grid.PART
@@ -163,7 +162,7 @@ def test_a_trusted_server_divides_by_what_the_trace_leaves_and_hides_how_many(tm
     scale = curator.bound * curator.factor(1) * ROUNDS / left
     assert released == pytest.approx(total * scale, abs=1e-6)
     few = World(tmp_path / "c", given | {"max_participations": 1})
-    answers = training.federation(few.job, few.folder).curator.expected / sizes.sum()
+    answers = few.federation.curator.expected / sizes.sum()
     assert answers == pytest.approx(
         sizes[[client not in LOST.get(1, ()) for client in range(CLIENTS)]].sum() / sizes.sum()
     )  # no other round is paid for
@@ -302,5 +301,5 @@ def test_by_turns_a_run_is_as_long_as_its_clients_can_take_part(tmp_path):
     turns = {**SUMMED, **CLIENT_UNIT, "fraction": 1.0, "noise_bands": 2}
     given = turns | {"max_participations": 3, "rounds": 10, "dropout_trace": f"0-{CLIENTS - 1}@5-6"}
     world = World(tmp_path, given)
-    curator = training.federation(world.job, world.folder).curator
+    curator = world.federation.curator
     assert curator.expected == pytest.approx(CLIENTS / 2 * 4 / 6)

@@ -58,7 +58,7 @@ def test_a_request_is_sent_again_in_a_simulation_and_never_in_a_release(tmp_path
             folder = tmp_path / str(release)
             job = phases.job(folder, release, **given)
             fatal = Fatal(job.partition.indices, job.partition.offsets, folder / "trace")
-            job, federation = replace(job, partition=fatal), training.federation(job)
+            job, federation = replace(job, partition=fatal), training.federation(job, folder)
             store = Store(folder, keep_checkpoints=2)
             (folder / "ledger").mkdir()
             (folder / "config.toml").touch()

@@ -131,9 +131,9 @@ def test_a_run_s_scores_are_those_of_its_model(scored: Result) -> None:
 def test_batches_change_no_score(scored: Result, monkeypatch: pytest.MonkeyPatch) -> None:
     job = build(scored.config)
     params = job.gradients.layout.initial(job.model).numpy()
-    whole = evaluation.evaluate(job, params)
+    whole = evaluation.evaluate(job, params, scored.folder)
     monkeypatch.setattr(training, "EVALUATION_BATCH", 7)
-    cut = evaluation.evaluate(job, params)
+    cut = evaluation.evaluate(job, params, scored.folder)
     assert cut.accuracy_by_client == whole.accuracy_by_client
     assert cut.accuracy_by_class == whole.accuracy_by_class
     assert cut.f1_by_class == whole.f1_by_class
@@ -155,7 +155,7 @@ def test_perplexity_is_that_of_all_words(tmp_path: Path) -> None:
     y_test[0, 1:], y_test[1, :] = 0, 0
     job.dataset.y_test[...] = y_test
     params = job.gradients.layout.initial(job.model).numpy()
-    found = evaluation.evaluate(job, params)
+    found = evaluation.evaluate(job, params, tmp_path)
     losses = torch.nn.functional.cross_entropy(
         job.model(torch.from_numpy(job.dataset.x_test)).flatten(0, 1),
         torch.from_numpy(y_test).flatten(),

@@ -127,7 +127,9 @@ def test_the_first_model_is_that_of_its_name_its_activation_and_the_seed(tmp_pat
     expected = build_model("mlp", (4,), 3, seed, "relu")
     assert [type(layer) for layer in job.model] == [type(layer) for layer in expected]
     assert torch.equal(parameters(job.model), parameters(expected))
-    assert torch.equal(torch.from_numpy(training.federation(job).initial), parameters(expected))
+    assert torch.equal(
+        torch.from_numpy(training.federation(job, tmp_path).initial), parameters(expected)
+    )
     assert not torch.equal(
         parameters(built(tmp_path, model="mlp", seed=12).model), parameters(expected)
     )
@@ -255,7 +257,7 @@ def test_the_server_is_given_what_the_configuration_says(tmp_path):
         "groups": 3,
     }
     job = built(tmp_path, **given, chunk_clients=1, budget="published", server_momentum=0.25)
-    server = training.federation(job)
+    server = training.federation(job, tmp_path)
     assert (server.rounds, server.fraction, server.delta) == (9, 0.4, 3e-5)
     assert server.target.tolist() == [2.5] * 5
     assert (server.column, server.seed, server.evaluate_every, server.clients) == (
@@ -268,12 +270,12 @@ def test_the_server_is_given_what_the_configuration_says(tmp_path):
     _, after = server.strategy.aggregate({"velocity": np.ones(1)}, np.zeros(1), np.zeros(1))
     assert after.tolist() == [0.25]
     release = built(tmp_path, release=True)
-    assert training.federation(release).seed is None and release.seed is None
+    assert training.federation(release, tmp_path).seed is None and release.seed is None
 
 
 def test_every_client_is_asked_through_the_group_that_computes_it(tmp_path):
     job = built(tmp_path, clients=9, groups=3, chunk_clients=2, min_records=2)
-    found = training.federation(job).group_of
+    found = training.federation(job, tmp_path).group_of
     assert len(job.groups) == 3 and sorted(
         np.concatenate([c for g in job.groups for c in g])
     ) == list(range(9))

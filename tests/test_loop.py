@@ -17,7 +17,6 @@ from server.checkpoints import Checkpoint
 from server.loop import Standing
 from server.store import MODEL, ROUNDS
 from sim.engines.inline import inline_exchange
-from sim.phases import training
 from tests import worlds
 from tests.running import best_orders, in_progress
 
@@ -152,7 +151,7 @@ def test_figures_of_a_round_are_over_all_clients(tmp_path):
 def test_a_round_s_seconds_are_those_that_pass_in_it(tmp_path, monkeypatch):
     """By a clock of the test's own: half a second for each upload, eight for each evaluation."""
     world, clock = World(tmp_path, {"rounds": 3, "evaluate_every": 2}), [100.0]
-    federation, real = training.federation(world.job), world.exchange(tmp_path, None)
+    federation, real = world.federation, world.exchange(tmp_path, None)
 
     def exchange(requests):
         for upload in real(requests):
@@ -180,7 +179,7 @@ def test_what_each_client_has_paid_beyond_its_plan_counts_for_it_alone(tmp_path)
     """Two kinds of payers in each upload: kills a count of the first kind, or of the first
     upload."""
     world, claim = World(tmp_path, {"rounds": 1}), PaperClaim(0.5, 2.0)
-    federation, real = training.federation(world.job), world.exchange(tmp_path, None)
+    federation, real = world.federation, world.exchange(tmp_path, None)
     times = np.ones(CLIENTS, dtype=int)
 
     def exchange(requests):
@@ -214,7 +213,7 @@ def test_uploads_are_collected_before_their_round_counts_as_finished(tmp_path):
     def last_first(requests):
         return list(exchange(requests))[::-1]
 
-    federation = replace(training.federation(world.job), collect=collect)
+    federation = replace(world.federation, collect=collect)
     loop.run(federation, last_first, store, loop.restore(federation, store), [])
     assert before == [([0, 1, 2], 0, None), ([0, 1, 2], 1, 1)]
 
@@ -222,7 +221,7 @@ def test_uploads_are_collected_before_their_round_counts_as_finished(tmp_path):
 def test_every_group_is_asked_for_its_own_clients_alone(tmp_path):
     world = World(tmp_path, {"fraction": 0.5})
     world.run()
-    group_of = training.federation(world.job).group_of
+    group_of = world.federation.group_of
     assert all((group_of[request.clients] == request.group).all() for request in world.asked)
     assert all(
         (np.diff(request.clients) > 0).all() and len(request.clients) for request in world.asked
@@ -278,7 +277,7 @@ def test_after_a_crash_the_round_file_is_cut_back_to_the_checkpoint(tmp_path):
     ):
         extra = left if isinstance(left, str) else json.dumps(left) + '\n{"rou'
         (tmp_path / "rounds.jsonl").write_text(whole + extra)
-        standing = loop.restore(training.federation(world.job), world.store)
+        standing = loop.restore(world.federation, world.store)
         assert (tmp_path / "rounds.jsonl").read_text() == whole and len(standing.records) == 2
     world.run()
     assert [line["round"] for line in world.lines()] == [1, 2, 3, 4, 5]
@@ -431,7 +430,7 @@ def test_a_release_never_passes_its_target_however_often_it_dies(tmp_path):
 def test_a_record_of_every_round_is_on_disk_and_shown(tmp_path):
     seen = []
     world = World(tmp_path)
-    federation, store = training.federation(world.job), world.store
+    federation, store = world.federation, world.store
     exchange = inline_exchange(world.job, tmp_path)
 
     def watch(record):

@@ -33,7 +33,6 @@ from sim.config import caveats, configuration
 from sim.engines import policy
 from sim.library.api import price
 from sim.library.result import Result
-from sim.phases import training
 from sim.showing import run as shown
 from sim.showing import wording
 from tests import small, unequal
@@ -307,7 +306,7 @@ def test_sums_have_one_noise_and_rates_of_each(tmp_path, kind):
         for client, plan in enumerate(plans):
             assert plan.own_rate == 1.0 and plan.sample_rate <= min(1.0, 3 / sizes[client])
         expected = sizes * [plan.sample_rate for plan in plans]
-    federation = training.federation(world.job, tmp_path)
+    federation = world.federation
     if federation.curator:
         assert federation.curator.expected == pytest.approx(
             expected.sum() * (0.6 if "client" in kind else 1.0)
@@ -402,7 +401,7 @@ def test_the_figures_of_a_running_run_are_bounded_by_each_ones_budget(tmp_path):
     """With one plan for all, the orders fixed in advance are those of the client's own budget, in
     the file and in memory. Kills the orders of another's."""
     world = World(tmp_path, {"noise_multiplier": 6.0, "rounds": 60, "evaluate_every": 60})
-    federation = training.federation(world.job, tmp_path)
+    federation = world.federation
     (plan,) = world.job.plans.plans
     federation.write_orders(tmp_path)
     found = orders.read(tmp_path)

@@ -151,9 +151,8 @@ def test_a_release_name_belongs_to_one_round_of_one_phase(tmp_path, release):
     }
     world, job = prepared(tmp_path, given | {"release": release})
     exchange, store = world.exchange(world.run_dir, None), Store(world.run_dir, keep_checkpoints=2)
-    loop.run(
-        training.federation(job), exchange, store, loop.restore(training.federation(job), store), []
-    )
+    federation = training.federation(job, world.run_dir)
+    loop.run(federation, exchange, store, loop.restore(federation, store), [])
     asked = {(request.phase, request.round, request.release) for request in world.asked}
     assert [len({one[part] for one in asked}) for part in (0, 1, 2)] == [4, len(asked), len(asked)]
     assert {phase for phase, _, _ in asked} == {phase.name for phase in PHASES.values()}
@@ -197,7 +196,7 @@ def test_figures_are_at_orders_of_the_whole_run_in_each_of_its_phases(tmp_path):
     found, paid = shown(world.run_dir)
     statistics, distilled, end = paid[0], paid[2], paid[3]
     fixed = best_orders(job.plans.of(0), 9, DELTA, [statistics, distilled, end])
-    training.federation(job).write_orders(tmp_path)
+    training.federation(job, tmp_path).write_orders(tmp_path)
     assert tuple(sorted(orders.read(tmp_path)[0])) == fixed and len(fixed) > 3
     assert found == [min(8.0, in_progress(one, DELTA, fixed)) for one in paid]
 

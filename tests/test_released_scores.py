@@ -17,7 +17,7 @@ from server.store import Store
 from sim.config import configuration as config
 from sim.engines.inline import inline_exchange
 from sim.job import rundir
-from sim.phases import course, evaluation, training
+from sim.phases import course, evaluation
 from sim.phases.build import build
 from sim.run import command
 from sim.showing import wording
@@ -48,7 +48,7 @@ def world(folder, **given):
 
 
 def model_of(job) -> np.ndarray:
-    return training.federation(job).initial
+    return job.gradients.layout.initial(job.model).numpy()
 
 
 @pytest.mark.parametrize("given", [{}, {"standardize": "private"}, {"release": True}])

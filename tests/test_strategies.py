@@ -17,7 +17,6 @@ from mechanisms.none import NonPrivatePlan
 from mechanisms.optimizers import adam, sgd
 from mechanisms.registry import MECHANISMS
 from mechanisms.updates import NORMALISED, UPDATE, pace
-from sim.phases import training
 from strategies import fedavg, trial
 from strategies.distillation import Distiller, objective
 from strategies.fedfed import union
@@ -300,7 +299,7 @@ def test_the_guide_leads_every_mechanism(tmp_path, monkeypatch, mechanism):
         STRATEGIES, "fedavg", lambda settings: replace(fedavg.fedavg(settings), guide=still)
     )
     one = world(tmp_path, mechanism=mechanism)
-    assert one.run().now.params.tobytes() == training.federation(one.job).initial.tobytes()
+    assert one.run().now.params.tobytes() == one.federation.initial.tobytes()
 
 
 @pytest.mark.parametrize("name", ["fedprox", "fednova"])

@@ -16,7 +16,6 @@ from server import loop, orders
 from server.loop import Standing
 from server.records import RoundRecord
 from sim.engines.inline import inline_exchange
-from sim.phases import training
 from tests.running import best_orders, in_progress
 from tests.test_loop import World
 
@@ -46,7 +45,7 @@ class Unequal(World):
 def watched(world: World) -> tuple[Standing, list[RoundRecord], list[Upload]]:
     """A run with all its records and all its uploads."""
     uploads, records, store = [], [], world.store
-    federation = replace(training.federation(world.job), collect=uploads.extend)
+    federation = replace(world.federation, collect=uploads.extend)
     exchange = inline_exchange(world.job, world.folder)
     return (
         loop.run(federation, exchange, store, loop.restore(federation, store), [records.append]),
@@ -84,7 +83,7 @@ def test_the_figures_of_a_round_are_the_largest_and_the_median_of_all_clients(tm
 
 def test_every_client_has_the_order_of_its_own_plan_written_down(tmp_path):
     world = Unequal(tmp_path)
-    training.federation(world.job).write_orders(tmp_path)
+    world.federation.write_orders(tmp_path)
     plans = [world.job.plans.of(client) for client in range(CLIENTS)]
     own = {c: best_orders(plan, ROUNDS, DELTA) for c, plan in enumerate(plans)}
     found = {client: tuple(sorted(fixed)) for client, fixed in orders.read(tmp_path).items()}
@@ -109,16 +108,14 @@ def test_a_round_moves_the_model_by_the_weighted_mean_of_all_clients(tmp_path, w
     ]
     assert [u.weight for u in uploads] == expected and len(set(expected)) == 2
     mean = sum(u.total for u in uploads) / SCALE / sum(expected)
-    assert (
-        standing.now.params == (training.federation(world.job).initial + mean).astype(np.float32)
-    ).all()
+    assert (standing.now.params == (world.federation.initial + mean).astype(np.float32)).all()
 
 
 def test_the_servers_momentum_goes_on_from_round_to_round(tmp_path):
     """v <- 0.9 v + u, model <- model + v, over three rounds. Kills a state that begins anew."""
     world = Unequal(tmp_path, {"server_momentum": 0.9})
     standing, _, uploads = watched(world)
-    model, velocity = training.federation(world.job).initial, 0.0
+    model, velocity = world.federation.initial, 0.0
     for number in range(1, ROUNDS + 1):
         own = [upload for upload in uploads if upload.round == number]
         velocity = 0.9 * velocity + sum(u.total for u in own) / SCALE / sum(u.weight for u in own)
@@ -153,7 +150,7 @@ def test_a_target_for_what_papers_claim_bounds_that_column(tmp_path):
         c: epsilon(planned(world.job.plans.of(0), 1), DELTA, c).epsilon
         for c in ("certified", "published")
     }
-    federation = training.federation(world.job)
+    federation = world.federation
     between = sum(once.values()) / 2
     federation = replace(federation, target=np.full(federation.clients, between))
     assert abs(once["certified"] - once["published"]) > 0.02
@@ -179,6 +176,6 @@ def test_what_is_settled_after_a_round_counts(tmp_path):
     paid = ledger.read(tmp_path / "ledger")
     published = [epsilon(paid[client], DELTA, "published").epsilon for client in range(10)]
     assert records[-1].epsilon_published_max == max(published) > 0
-    again = loop.restore(training.federation(world.job), world.store).budgets
+    again = loop.restore(world.federation, world.store).budgets
     for column in ("certified", "published"):
         assert again.epsilons(column).tolist() == standing.budgets.epsilons(column).tolist()

@@ -13,7 +13,7 @@ import pytest
 
 from client.messages import TrainRequest, Upload
 from server import loop
-from server.federation import Exchange
+from server.federation import Exchange, Federation
 from server.store import Store
 from sim.config import configuration as config
 from sim.engines.inline import inline_exchange
@@ -45,6 +45,11 @@ class World(ABC):
         np.savez(self.folder / "records.npz", x=x, y=y, x_test=x[:9], y_test=y[:9])
         given = {"dataset": str(self.folder / "records.npz")} | self.settings | self.given
         return build(config.load(None, given, lenient=config.SETTINGS))
+
+    @property
+    def federation(self) -> Federation:
+        """The server's side of training, in the world's folder."""
+        return training.federation(self.job, self.folder)
 
     def exchange(self, folder: Path, crash: tuple[int, int] | None) -> Exchange:
         """With ``crash``, die in that round when that group is asked."""
@@ -78,6 +83,6 @@ class Loop(World):
         return Store(self.folder, keep_checkpoints=2)
 
     def run(self, crash: tuple[int, int] | None = None) -> loop.Standing:
-        federation = training.federation(self.job, self.folder)
+        federation = self.federation
         exchange = self.exchange(self.folder, crash)
         return loop.run(federation, exchange, self.store, loop.restore(federation, self.store), [])

@@ -65,7 +65,7 @@ def write(folder: Path, job: Job, params: np.ndarray) -> tuple[str, ...]:
     return (EVALUATION, FILE) if asked == "released" else (EVALUATION,)
 
 
-def evaluate(job: Job, params: np.ndarray, run_dir: Path = Path()) -> Evaluation:
+def evaluate(job: Job, params: np.ndarray, run_dir: Path) -> Evaluation:
     """The scores of the model ``[P]``, on the evaluated records and, if configured, by client.
 
     Raises:

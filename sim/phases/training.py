@@ -98,7 +98,7 @@ def _drawn(config: Config, purpose: str, share: float) -> np.ndarray:
     return generator(seed_key(config.run.seed), purpose).choice(clients, count, replace=False)
 
 
-def federation(job: Job, run_dir: Path = Path()) -> Federation:
+def federation(job: Job, run_dir: Path) -> Federation:
     """The configured rounds, numbered from 1."""
     rounds = job.config.rounds
     own: dict[str, Any] = {
