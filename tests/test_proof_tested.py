@@ -154,7 +154,7 @@ def test_masses_of_next_to_nothing_leave_a_window():
     open."""
     empty = [arb(0, 1e-50)] * 1_000
     losses = lattice.Losses(arb(-1), [*empty, arb(1), *empty], arb(0), arb(0))
-    _, points, outside = lattice._window([(losses, 1)], arb("0.001"), arb("1e-5"))
+    _, points, outside = lattice._window([(losses, 1)], arb("1e-5"))
     assert outside < 1e-9 and points <= 2**11
 
 

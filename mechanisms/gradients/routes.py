@@ -53,7 +53,7 @@ class Route:
 class Routes:
     """The routes of one module and loss by shape of a record, cached; `bf16` is that of taps."""
 
-    def __init__(self, module: nn.Module, loss: Loss, layout: Layout, bf16: bool = False) -> None:
+    def __init__(self, module: nn.Module, loss: Loss, layout: Layout, bf16: bool) -> None:
         self._module, self._loss, self._layout, self._bf16 = module, loss, layout, bf16
         self._snapshot = Snapshot(module)
         self._routes: dict[tuple[object, ...], Route] = {}

@@ -85,7 +85,7 @@ def _run(job: Job, folder: Path, engine: Engine) -> Summary:
     store = Store(folder, config.rounds.keep_checkpoints)
     standing = loop.restore(federation, store)
     with (
-        contextlib.closing(Progress(quiet=config.run.quiet)) as progress,
+        contextlib.closing(Progress(config.run.quiet)) as progress,
         tracking(config.run.track, folder, standing.records) as trackers,
     ):
         at_a_time, finished = config.run.chunk_clients or 1, standing.now.round

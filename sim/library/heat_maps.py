@@ -32,7 +32,7 @@ Column = tuple[str, np.ndarray, list[str]]
 """A run's title, its maps float32 ``[N, H, W]``, and a caption for each."""
 
 
-def write_heat_maps(run_dirs: Sequence[Path], count: int, path: Path | None = None) -> Path:
+def write_heat_maps(run_dirs: Sequence[Path], count: int, path: Path | None) -> Path:
     """Write a picture of test records with each run's class maps of their own classes; its path.
 
     Args:

@@ -186,7 +186,7 @@ def model_of(config: Config, dataset: Dataset, words: Words | None) -> torch.nn.
     return model
 
 
-def in_groups(job: Job, workers: int | None = None) -> Job:
+def in_groups(job: Job, workers: int | None) -> Job:
     """The job with its clients in chunks and groups, recorded in its configuration.
 
     Raises:

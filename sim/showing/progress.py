@@ -22,7 +22,7 @@ class Progress:
         console: where to print; by default the standard output.
     """
 
-    def __init__(self, quiet: bool = False, console: Console | None = None):
+    def __init__(self, quiet: bool, console: Console | None = None):
         self._quiet = quiet
         self._console = console or Console(highlight=False)
         self._info: RunInfo | None = None

@@ -122,7 +122,7 @@ def _below(numerator: list[arb], denominator: list[arb], first: arb, spacing: ar
 def _solved(parts: list[tuple[Losses, int]], spacing: arb, delta: arb, below: bool) -> arb:
     """Epsilon where delta is reached, from below or above: ``mass - exp(epsilon) other`` over all
     larger losses."""
-    start, points, outside = _window(parts, spacing, delta)
+    start, points, outside = _window(parts, delta)
     lost = sum((part.infinite * n for part, n in parts), outside)
     level = delta + outside if below else delta - lost
     if not level > 0:
@@ -141,7 +141,7 @@ def _solved(parts: list[tuple[Losses, int]], spacing: arb, delta: arb, below: bo
     return found.min(loss + spacing).max(arb(0))
 
 
-def _window(parts: list[tuple[Losses, int]], spacing: arb, delta: arb) -> tuple[int, int, arb]:
+def _window(parts: list[tuple[Losses, int]], delta: arb) -> tuple[int, int, arb]:
     """First point and number of points of a convolution, and a bound on the mass outside, by
     Chernoff's bound on each side."""
     wish = -math.log(OUTSIDE * float(delta))

@@ -134,7 +134,7 @@ class Worst:
         for y between two points at which b and g are."""
         points, around = self._cells(curve, losses)
         ys, x = np.exp(points), np.exp(losses)
-        slopes = self._slopes(curve, points, ys)
+        slopes = self._slopes(curve, ys)
         best, before = np.zeros(len(x)), np.empty(0)
         for k in range(around, len(ys) - around):
             g = slopes[SLOPES * (k - around) : SLOPES * (k + around) + 1]
@@ -163,7 +163,7 @@ class Worst:
             beyond += int(places[-1] >= losses[-1] + wide)
         return np.array(places), around
 
-    def _slopes(self, curve: Curve, points: Floats, ys: Floats) -> Floats:
+    def _slopes(self, curve: Curve, ys: Floats) -> Floats:
         """Of what a step without a test makes of the curve: nearly where the best one is."""
         ratios = _ratios(self.off, self.on)
         plain = np.array([float(self.on @ curve.at(y * ratios)) for y in ys.tolist()])
