@@ -22,7 +22,7 @@ from mechanisms.registry import mechanism_of, plan_table, settings_of
 from mechanisms.sampling import CohortData
 from sim.config.checks import refuse_trust
 from sim.config.fields import Config
-from sim.job.copies import copy_on
+from sim.job.copies import pair_on
 from sim.job.job import Job
 from sim.phases.training import local_steps
 
@@ -72,8 +72,8 @@ def train(job: Job, owned: Sequence[NDArray[np.int64]], key: bytes) -> Trained:
     table = plan_table(config.privacy, own, steps, 1, sizes)
     device = job.device
     start = job.gradients.layout.initial(job.model).to(device)
-    x, y = (copy_on(device, array) for array in (job.dataset.x, job.dataset.y))
-    public = job.holdout and (copy_on(device, job.holdout[0]), copy_on(device, job.holdout[1]))
+    x, y = pair_on(device, (job.dataset.x, job.dataset.y))
+    public = job.holdout and pair_on(device, job.holdout)
     models, settled = [], []
     for at in range(0, len(owned), AT_A_TIME):
         numbers = range(at, min(at + AT_A_TIME, len(owned)))

@@ -21,3 +21,11 @@ def copy_on(device: torch.device, array: np.ndarray) -> torch.Tensor:
         vars(copy)["source"] = array
         _COPIES[id(array), device] = copy
     return copy
+
+
+def pair_on(
+    device: torch.device, pair: tuple[np.ndarray, np.ndarray]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Records and their labels on the device, each as `copy_on` gives it."""
+    x, y = pair
+    return copy_on(device, x), copy_on(device, y)

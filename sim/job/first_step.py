@@ -11,7 +11,7 @@ from mechanisms.own import check_round
 from mechanisms.randomness import draws_of
 from mechanisms.registry import mechanism_of
 from mechanisms.sampling import CohortData
-from sim.job.copies import copy_on
+from sim.job.copies import pair_on
 from sim.job.job import Job
 
 
@@ -23,19 +23,19 @@ def check(job: Job) -> None:
         ValueError: it fails.
     """
     local, device, plan = job.config.local, job.device, job.plans.of(0)
-    x, y = (np.zeros_like(one[:1]) for one in (job.dataset.x, job.dataset.y))
+    x, y = pair_on(device, (np.zeros_like(job.dataset.x[:1]), np.zeros_like(job.dataset.y[:1])))
     records = np.zeros(job.partition.sizes[0], dtype=np.int64)
     adaptive = [plan.allotment] if isinstance(plan, AdaptivePlan) else []
     cohort = Cohort(
         gradients=job.gradients,
-        data=CohortData(copy_on(device, x), copy_on(device, y), [records]),
+        data=CohortData(x, y, [records]),
         plans=[plan],
         streams=draws_of(job.seed, 1, [0], device),
         optimizer=OPTIMIZERS[local.optimizer](local.momentum),
         learning_rate=lambda taken: torch.full_like(taken, local.lr),
         nth=[1],
         accounts=[Account(one.order, one.rdp) for one in adaptive],
-        holdout=job.holdout and (copy_on(device, job.holdout[0]), copy_on(device, job.holdout[1])),
+        holdout=job.holdout and pair_on(device, job.holdout),
         arithmetic=of_seed(job.seed),
     )
     mechanism, start = mechanism_of(job.config.privacy), job.gradients.layout.initial(job.model)

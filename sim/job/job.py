@@ -15,7 +15,7 @@ from sim.config.fields import Config
 from sim.data.dataset import Dataset
 from sim.data.holdout import Held, Holdout
 from sim.data.partition import Partition
-from sim.job.copies import copy_on
+from sim.job.copies import pair_on
 from sim.job.device import device_of
 from sim.models.objectives import Objective, objective
 
@@ -99,8 +99,7 @@ class Job:
     @functools.cached_property
     def tests(self) -> tuple[torch.Tensor, torch.Tensor]:
         """The records and labels that models are evaluated on, on the computing device."""
-        data = self.dataset
-        return copy_on(self.device, data.x_test), copy_on(self.device, data.y_test)
+        return pair_on(self.device, (self.dataset.x_test, self.dataset.y_test))
 
     def __getstate__(self) -> dict[str, object]:
         """What is sent to workers: without `tests`, which only the server uses, and `gradients`,

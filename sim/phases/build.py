@@ -23,7 +23,7 @@ from sim.data.words import Words, words_of
 from sim.features.loading import load
 from sim.job import first_step
 from sim.job.chunks import chunk_width, device_width, group
-from sim.job.copies import copy_on
+from sim.job.copies import pair_on
 from sim.job.device import device_of, memory_of
 from sim.job.job import TRAIN, Job
 from sim.job.workers import workers_of
@@ -307,5 +307,4 @@ def _batch(job: Job) -> float:
 
 def _two_records(job: Job) -> tuple[torch.Tensor, torch.Tensor]:
     """The first two records ``[1, 2, ...]`` and their labels, to try the model on."""
-    x, y = (copy_on(job.device, array[None, :2]) for array in (job.dataset.x, job.dataset.y))
-    return x, y
+    return pair_on(job.device, (job.dataset.x[None, :2], job.dataset.y[None, :2]))

@@ -33,7 +33,7 @@ from server.records import Evaluation
 from server.store import MODEL
 from sim.config.settings import CROSS_ENTROPY, UNPROTECTED
 from sim.data.holdout import Held
-from sim.job.copies import copy_on
+from sim.job.copies import pair_on
 from sim.job.job import Job
 from sim.models import personal
 from sim.models.objectives import LOSSES, PADDING
@@ -163,7 +163,7 @@ def _rights(job: Job, params: np.ndarray, run_dir: Path) -> tuple[np.ndarray, np
     """Whether each client's records are found ``[N]``, those of client 0 first, and how many each
     holds ``[clients]``: those held out, or else those that it trained on. Whatever the groups."""
     held = job.held or Held(job.dataset.x, job.dataset.y, job.partition)
-    x, y = (copy_on(job.device, array) for array in (held.x, held.y))
+    x, y = pair_on(job.device, (held.x, held.y))
     metric: Callable[[Tensor, Tensor], Tensor] = LOSSES[job.config.data.loss][1]
 
     at_a_time = 1 if job.config.run.release else None

@@ -1,6 +1,5 @@
 """A phase: consecutive rounds in which all groups do the same. The last phase is training."""
 
-import functools
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -9,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from client import sums, tensors
 from client.messages import Answering, Upload
@@ -24,7 +22,7 @@ from server.federation import Federation
 from server.orders import Course
 from sim.config.caveats import tells_times
 from sim.config.fields import Config
-from sim.job.copies import copy_on
+from sim.job.copies import pair_on
 from sim.job.job import Job
 from sim.job.manifest import ledger_file
 from strategies.registry import strategy_of
@@ -111,21 +109,16 @@ def release(job: Job, name: str, initial: np.ndarray, **own: Any) -> Federation:
 def group_data(job: Job, group: int) -> GroupData:
     """A group's clients, and the records on the computing device, of which all groups of a process
     have the same copy."""
-    on = functools.partial(copy_on, job.device)
-
-    def pair(
-        records: tuple[np.ndarray, np.ndarray] | None,
-    ) -> tuple[torch.Tensor, torch.Tensor] | None:
-        return None if records is None else (on(records[0]), on(records[1]))
-
+    device, strategy = job.device, strategy_of(job.config.strategy, job.config.fedfed)
+    x, y = pair_on(device, (job.dataset.x, job.dataset.y))
     return GroupData(
-        x=on(job.dataset.x),
-        y=on(job.dataset.y),
+        x=x,
+        y=y,
         records=job.partition.of,
         chunks=job.groups[group],
-        weights=strategy_of(job.config.strategy, job.config.fedfed).weights(job.partition.sizes),
-        holdout=pair(job.holdout),
-        shared=pair(job.shared),
+        weights=strategy.weights(job.partition.sizes),
+        holdout=job.holdout and pair_on(device, job.holdout),
+        shared=job.shared and pair_on(device, job.shared),
     )
 
 
