@@ -20,7 +20,7 @@ import numpy as np
 
 from client import places
 from client.messages import Answering, Payments, TrainRequest, Upload
-from client.purse import planned
+from client.purse import round_payments
 from mechanisms import durable
 from mechanisms.accounting import ledger
 from mechanisms.accounting.accountant import ORDERS, Charges, cap_delta, conversion, convert, rdp
@@ -158,7 +158,7 @@ class Budgeted:
         durable.make_folder(self.budget.folder, private=True)
         with durable.locked(self.budget.folder / LOCK):  # also from other runs
             self.budget.begin()
-            after = self.budget.after(self.run, planned(self.plans, request))
+            after = self.budget.after(self.run, round_payments(self.plans, request))
             if not after <= self.budget.epsilon:
                 less = "ask for less, or have the node's owner raise epsilon in its policy file"
                 other = "use a mechanism whose steps have a bound at fixed orders, such as dpsgd"

@@ -121,7 +121,7 @@ class Purse:
                 has paid for something that clients released.
         """
         name = request.release
-        opened, payments = Opened(self, request, device), planned(self.plans, request)
+        opened, payments = Opened(self, request, device), round_payments(self.plans, request)
         if self.ledger is None:
             yield opened
             return
@@ -140,7 +140,7 @@ class Purse:
         ]
 
 
-def planned(plans: PlanTable, request: TrainRequest) -> Payments:
+def round_payments(plans: PlanTable, request: TrainRequest) -> Payments:
     """The most that a round can cost each requested client."""
     kinds, place = kinds_of(plans.which[request.clients], request.nth)
     members = [request.clients[positions] for positions in alike(place)]

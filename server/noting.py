@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from client.messages import TrainRequest, Upload
-from client.purse import planned
+from client.purse import round_payments
 from mechanisms.accounting.ledger import Ledger
 from mechanisms.plan import PlanTable
 from server.federation import Exchange
@@ -29,7 +29,7 @@ def noting(exchange: Exchange, paths: Mapping[int, Path], plans: PlanTable) -> E
         names = {one.group: one.release for one in requests}
         for one in requests:
             if one.group in paths:
-                ledger_of(one.group).charge_all(one.release, one.round, planned(plans, one))
+                ledger_of(one.group).charge_all(one.release, one.round, round_payments(plans, one))
         for upload in exchange(requests):
             if upload.group in paths:
                 name = names[upload.group]
