@@ -1,6 +1,7 @@
 """The phases of a run in order: planning them, and running those before training."""
 
 import functools
+import itertools
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -28,20 +29,26 @@ def plan(outlook: Outlook) -> dict[str, PlanTable]:
     Raises:
         ValueError: the budget does not pay for them.
     """
-    plans: dict[str, PlanTable] = {}
-    costs: dict[str, Charges] = {}
+    config, plans = outlook.config, dict[str, PlanTable]()
     for phase in BEFORE:
-        if (table := phase.plan(outlook, costs)) is not None:
+        if (table := phase.plan(outlook, costs(config, plans))) is not None:
             plans[phase.name] = table
-            costs[phase.name] = planned(table.plans[0], phase.rounds(outlook.config))
-    return plans | {TRAIN: training.plan(outlook, costs)}
+    return plans | {TRAIN: training.plan(outlook, costs(config, plans))}
+
+
+def costs(config: Config, plans: Mapping[str, PlanTable]) -> dict[str, Charges]:
+    """The most that each phase before training can cost a client, by name and in order."""
+    return {
+        phase.name: planned(plans[phase.name].plans[0], phase.rounds(config))
+        for phase in BEFORE
+        if phase.name in plans
+    }
 
 
 def paid_before(config: Config, plans: Mapping[str, PlanTable]) -> tuple[Paid, ...]:
     """The most that a client has paid at the end of each phase before training."""
-    before = [phase for phase in BEFORE if phase.name in plans]
-    each = [planned(plans[phase.name].plans[0], phase.rounds(config)) for phase in before]
-    return tuple(tuple(merge(*each[: n + 1]).items()) for n in range(len(each)))
+    ends = itertools.accumulate(costs(config, plans).values(), merge)
+    return tuple(tuple(charges.items()) for charges in ends)
 
 
 def before_training(job: Job, run_dir: Path, exchange: Exchange) -> Job:
