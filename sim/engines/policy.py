@@ -61,7 +61,7 @@ class Policy(Settings):
 
     @field_validator("folder")
     @classmethod
-    def _is_one(cls, folder: str) -> str:
+    def _is_there(cls, folder: str) -> str:
         if not expanded(folder).is_absolute():
             raise ValueError("relative: started elsewhere, the node would begin another budget")
         if not expanded(folder).is_dir():

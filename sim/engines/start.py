@@ -28,10 +28,7 @@ def train(request: Request, cluster: Cluster | None = None, report: Report | Non
         with starting(request.config) as cluster:
             return train(request, cluster, report)
     in_one_order(request.config)
-    if request.resume is None:
-        folder = rundir.choose(request.config)
-    else:
-        folder = request.resume
+    folder = request.resume or rundir.choose(request.config)
     job = build(request.config, cluster.workers(request.config.run))
 
     def create(exactly: bool = False) -> Path:
