@@ -6,15 +6,13 @@ as a loss, is not private.
 """
 
 import functools
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from threadpoolctl import threadpool_limits
 from torch import nn
 
 from client.messages import TrainRequest
@@ -25,7 +23,7 @@ from client.sums import SCALE
 from mechanisms import dpsgd
 from mechanisms.accounting import accountant
 from mechanisms.accounting.ledger import release_name
-from mechanisms.default_arithmetic import default_arithmetic
+from mechanisms.default_arithmetic import default_arithmetic, one_thread
 from mechanisms.gradients.materialised import Loss
 from mechanisms.gradients.record_gradients import RecordGradients, cross_entropy
 from mechanisms.optimizers import OPTIMIZERS
@@ -117,7 +115,7 @@ class RecordDp:
                 "the CPU: call module.float().cpu()"
             )
         own, plan = OwnLedger.of(self._home, node), self.plan(len(y))
-        with default_arithmetic(), _one_thread():
+        with default_arithmetic(), one_thread():
             gradients = RecordGradients(module, self.loss)
             _try(gradients, x, y)
             start = gradients.layout.initial(module)
@@ -187,15 +185,3 @@ def _tensor(values: Any) -> torch.Tensor:
     """On the CPU, as float32 or int64."""
     tensor = torch.as_tensor(values).detach().cpu()
     return tensor.float() if tensor.is_floating_point() else tensor.long()
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """One thread for PyTorch and NumPy, so that sums have one order; restored afterwards."""
-    threads = torch.get_num_threads()
-    with threadpool_limits(1):
-        torch.set_num_threads(1)
-        try:
-            yield
-        finally:
-            torch.set_num_threads(threads)

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from threadpoolctl import threadpool_limits
 
 CUDNN = {"deterministic": False, "benchmark": False, "allow_tf32": True}
 """PyTorch's defaults of cuDNN's flags."""
@@ -29,6 +30,18 @@ def default_arithmetic() -> Iterator[None]:
     with _ONE_USER, ExitStack() as stack:
         _set(stack)
         yield
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """One thread for PyTorch and NumPy, so that sums have one order; restored afterwards."""
+    threads = torch.get_num_threads()  # read first: the limit applies to PyTorch's pool, too
+    with threadpool_limits(1):
+        torch.set_num_threads(1)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(threads)
 
 
 def _set(stack: ExitStack) -> None:

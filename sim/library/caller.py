@@ -17,10 +17,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-import torch
-from threadpoolctl import threadpool_limits
-
-from mechanisms.default_arithmetic import default_arithmetic
+from mechanisms.default_arithmetic import default_arithmetic, one_thread
 
 # Loads what a run needs, under the caller's own variables.
 from sim.engines import start  # noqa: F401
@@ -34,20 +31,13 @@ def lent() -> Iterator[None]:
     One run at a time: other threads wait for the arithmetic. Signal handlers are restored in the
     main thread only, where Python allows it.
     """
-    with default_arithmetic(), ExitStack() as stack:
+    with default_arithmetic(), one_thread(), ExitStack() as stack:
         stack.callback(_restore_variables, dict(os.environ))
         stack.callback(_restore_signals, {n: signal.getsignal(n) for n in _signals()})
         stack.callback(setattr, sys, "excepthook", sys.excepthook)
         stack.callback(setattr, warnings, "formatwarning", warnings.formatwarning)
-        _lend_threads(stack)
         set_variables()
         yield
-
-
-def _lend_threads(stack: ExitStack) -> None:
-    threads = torch.get_num_threads()  # read first: the limit below applies to PyTorch's pool, too
-    stack.enter_context(threadpool_limits(1))
-    stack.callback(torch.set_num_threads, threads)
 
 
 def _signals() -> list[signal.Signals]:
