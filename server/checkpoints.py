@@ -19,7 +19,7 @@ import numpy as np
 from safetensors.numpy import load, save
 
 from mechanisms import durable
-from server import labels
+from server import sealed_json
 
 if TYPE_CHECKING:  # it loads torch, and a report reads labels
     from strategies.strategy import ServerState
@@ -69,14 +69,14 @@ class Checkpoints:
         durable.write(path, content)
         tensors_digest = hashlib.sha256(content).hexdigest()
         label = {"round": checkpoint.round, "tensors": tensors_digest, **beside}
-        durable.write(path.with_suffix(".json"), labels.sealed(label))
+        durable.write(path.with_suffix(".json"), sealed_json.dumps(label))
         for old in self.labels()[self._keep :]:
             old.with_suffix(".safetensors").unlink(missing_ok=True)
             old.unlink()
 
     def beside(self, round_: int) -> dict[str, Any]:
         """What the label of a round's checkpoint says."""
-        return labels.unsealed(durable.read(self.path(round_).with_suffix(".json")))
+        return sealed_json.loads(durable.read(self.path(round_).with_suffix(".json")))
 
     def path(self, round_: int) -> Path:
         """The file of a round's tensors."""
@@ -117,7 +117,7 @@ def read(label: Path) -> Checkpoint:
     Raises:
         ValueError, OSError, KeyError, TypeError: it is damaged, or its tensors are missing.
     """
-    fields = labels.unsealed(durable.read(label))
+    fields = sealed_json.loads(durable.read(label))
     content = durable.read(label.with_suffix(".safetensors"))
     if hashlib.sha256(content).hexdigest() != fields["tensors"]:
         raise ValueError("its digest does not match")

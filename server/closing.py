@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from mechanisms import durable
-from server import labels, manifest, paid
+from server import manifest, paid, sealed_json
 from server.records import Evaluation, Summary
 from server.store import MODEL, ROUNDS, newest_kept
 
@@ -22,7 +22,7 @@ def write(run_dir: Path, summary: Summary, names: Sequence[str]) -> None:
     vouched = [manifest.FILE, *names, *kept, *(path.name for path in run_dir.glob(ROUNDS))]
     files = {name: manifest.digest(run_dir / name) for name in vouched}
     beside = {"ledger": paid.places(run_dir / "ledger"), "files": files}
-    durable.write(run_dir / FILE, labels.sealed({**summary.to_json(), **beside}))
+    durable.write(run_dir / FILE, sealed_json.dumps({**summary.to_json(), **beside}))
 
 
 def load(run_dir: Path) -> dict[str, Any] | None:
@@ -36,7 +36,7 @@ def load(run_dir: Path) -> dict[str, Any] | None:
         return None
     manifest.load(run_dir)
     try:
-        entries = labels.unsealed(durable.read(path))
+        entries = sealed_json.loads(durable.read(path))
         Summary.from_json(entries)
         if entries["files"][manifest.FILE] != manifest.digest(run_dir / manifest.FILE):
             raise ValueError("it is of another run")

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from mechanisms import durable
-from server.labels import unsealed
+from server import sealed_json
 
 FILE = "manifest.json"
 FIXED = ("config.toml", "partition.npz", "inputs.json")
@@ -53,7 +53,7 @@ def load(run_dir: Path) -> dict[str, Any]:
             "0.1.0 wrote none at first): restore it, or start a new run"
         )
     try:
-        return unsealed(durable.read(path))
+        return sealed_json.loads(durable.read(path))
     except ValueError as fault:
         raise ValueError(f"{path} is damaged ({fault}): restore it from a copy") from None
 

@@ -27,7 +27,7 @@ from mechanisms.accounting.accountant import (
 from mechanisms.accounting.events import Event
 from mechanisms.accounting.ranges import format_ranges, parse_ranges
 from mechanisms.plan import Plan, PlanTable, kinds_of, merge, planned
-from server import labels, manifest
+from server import manifest, sealed_json
 
 FILE = "orders.json"
 Orders = tuple[float, ...]
@@ -131,7 +131,7 @@ def write(folder: Path, course: Course, target: np.ndarray, delta: float, column
         for number, fixed in enumerate(distinct)
     ]
     entries = {manifest.RUN: manifest.run_of(folder), "orders": lines}
-    durable.write(folder / FILE, labels.sealed(entries))
+    durable.write(folder / FILE, sealed_json.dumps(entries))
 
 
 def read(folder: Path) -> dict[int, Orders]:
@@ -144,7 +144,7 @@ def read(folder: Path) -> dict[int, Orders]:
     if not path.exists():
         return {}
     try:
-        entries = labels.unsealed(durable.read(path))
+        entries = sealed_json.loads(durable.read(path))
         lines = [(_orders(line), parse_ranges(line["clients"])) for line in entries["orders"]]
         if not lines:
             raise ValueError("no client")

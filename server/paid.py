@@ -13,8 +13,7 @@ from mechanisms import durable
 from mechanisms.accounting import ledger
 from mechanisms.accounting.events import Event
 from mechanisms.journal import Place, last_place
-from server import manifest
-from server.labels import unsealed
+from server import manifest, sealed_json
 from server.records import read_rounds
 
 SUMMARY = "summary.json"
@@ -94,7 +93,7 @@ def known(run_dir: Path) -> list[dict[str, Place]]:
     for pattern in LABELS:
         for path in run_dir.glob(pattern):
             try:
-                label = unsealed(durable.read(path))
+                label = sealed_json.loads(durable.read(path))
             except (FileNotFoundError, ValueError):
                 continue
             if label.get(manifest.RUN) in (None, run):

@@ -22,7 +22,7 @@ from mechanisms.accounting import events, ledger, ledger_lines
 from mechanisms.accounting.adaptive_events import Covered
 from mechanisms.accounting.events import Gaussian, ImportanceSampledGaussian, SampledGaussian
 from mechanisms.journal import CHAIN_BYTES, last_place
-from server import closing, labels, manifest, orders
+from server import closing, manifest, orders, sealed_json
 from server.checkpoints import Checkpoint, Checkpoints
 from server.checkpoints import read as read_checkpoint
 from server.records import Summary
@@ -149,7 +149,7 @@ def _ledger_line(folder: Path) -> Target:
 
 
 def _summary(folder: Path) -> Target:
-    (folder / manifest.FILE).write_bytes(labels.sealed({"files": {}, "ledger": {}}))
+    (folder / manifest.FILE).write_bytes(sealed_json.dumps({"files": {}, "ledger": {}}))
     (folder / MODEL).write_bytes(b"0")
     epsilons = (1.5, None)
     found = Summary(0.5, 1.0, epsilons, epsilons, 1e-5, 2.0, (1.0,), (3, 3), 0, 1, 2.5, "", False)
@@ -159,7 +159,7 @@ def _summary(folder: Path) -> Target:
 
 def _audit(folder: Path) -> Target:
     found = audit.Audit("white-box", 0.95, 1e-5, 9, 8, 7, 0.5, 2.0, None, ((0, 9, 0.5, 2.0),), "")
-    (folder / audit.FILE).write_bytes(labels.sealed(found.to_json()))
+    (folder / audit.FILE).write_bytes(sealed_json.dumps(found.to_json()))
     return in_file(folder / audit.FILE, lambda: audit.read(folder))
 
 
@@ -246,13 +246,13 @@ def _upload(folder: Path) -> Target:
 
 def _manifest(folder: Path) -> Target:
     path = folder / manifest.FILE
-    path.write_bytes(labels.sealed({"version": "1", "files": {}, "ledger": {"a": [0, "a"]}}))
+    path.write_bytes(sealed_json.dumps({"version": "1", "files": {}, "ledger": {"a": [0, "a"]}}))
     return in_file(path, lambda: manifest.read(folder))
 
 
 def _orders(folder: Path) -> Target:
     path = folder / orders.FILE
-    path.write_bytes(labels.sealed({"orders": [{"orders": [3.0, 4.5], "clients": "0-3"}]}))
+    path.write_bytes(sealed_json.dumps({"orders": [{"orders": [3.0, 4.5], "clients": "0-3"}]}))
     return in_file(path, lambda: orders.read(folder))
 
 

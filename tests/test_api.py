@@ -30,7 +30,7 @@ import sim
 from mechanisms.accounting.events import Gaussian
 from mechanisms.accounting.group import check_records
 from mechanisms.accounting.ledger import Ledger, read
-from server import labels, manifest, orders
+from server import manifest, orders, sealed_json
 from server.store import Store
 from sim import account, audit, central, run
 from sim.commands import audit as audit_flags
@@ -165,7 +165,7 @@ def test_an_audit_is_the_commands(tmp_path, records):
         "--quiet",
     ]
     assert main_guard(audit.command, argv) == 0
-    other = labels.unsealed((tmp_path / "command" / "audit.json").read_bytes())
+    other = sealed_json.loads((tmp_path / "command" / "audit.json").read_bytes())
     of_it = {"run_dir": "", "run": ""}
     assert found.to_json() | of_it == other | of_it
     default = inspect.signature(sim.audit_run).parameters["confidence"].default
@@ -607,7 +607,7 @@ def test_a_class_of_a_notebook_or_a_script_works_there_and_elsewhere_the_error_s
 
 def test_a_result_is_what_the_files_of_the_run_say(tmp_path, records):
     result = sim.train(dataset=records, model="mlp", **SMALL, epsilon=3, out=tmp_path)
-    summary = labels.unsealed((result.folder / "summary.json").read_bytes())
+    summary = sealed_json.loads((result.folder / "summary.json").read_bytes())
     written = {"manifest.json", "model.safetensors", "model_card.md", "rounds.jsonl"}
     assert set(summary.pop("files")) == written
     assert summary.pop("ledger").keys() == {"group-0000.jsonl", "group-0001.jsonl"}
@@ -741,15 +741,15 @@ def test_a_resumed_run_takes_the_engine_of_the_call(tmp_path, records):
     path = folder / "config.toml"
     path.write_text(path.read_text().replace('engine = "inline"', 'engine = "ray"'))
     assert load(path, {}).run.engine == "ray"
-    began = labels.unsealed((folder / "manifest.json").read_bytes())
+    began = sealed_json.loads((folder / "manifest.json").read_bytes())
     began["files"]["config.toml"] = manifest.digest(path)
-    (folder / "manifest.json").write_bytes(labels.sealed(began))
+    (folder / "manifest.json").write_bytes(sealed_json.dumps(began))
     named = {"run": manifest.run_of(folder)}
     for path in [folder / "orders.json", *folder.glob("checkpoints/*.json")]:
-        entries = labels.unsealed(path.read_bytes()) | named
+        entries = sealed_json.loads(path.read_bytes()) | named
         if "files" in entries:
             entries["files"]["orders.json"] = manifest.digest(folder / "orders.json")
-        path.write_bytes(labels.sealed(entries))
+        path.write_bytes(sealed_json.dumps(entries))
     assert sim.train(resume=folder).finished
 
 

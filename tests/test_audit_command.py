@@ -10,7 +10,7 @@ from torch import nn
 from mechanisms.accounting.accountant import epsilon
 from mechanisms.accounting.ledger import read
 from mechanisms.registry import MECHANISMS
-from server import labels
+from server import sealed_json
 from sim import run
 from sim.audit import command
 from sim.auditing import one_run
@@ -36,7 +36,7 @@ pytestmark = pytest.mark.usefixtures("no_report")
 
 def audited(folder, *flags: str) -> dict:
     command([*SMALL, "--out", str(folder), "--name", "a", *flags])
-    return labels.unsealed((folder / "a" / "audit.json").read_bytes())
+    return sealed_json.loads((folder / "a" / "audit.json").read_bytes())
 
 
 @pytest.mark.parametrize("clients", ["1", "3"])
@@ -184,7 +184,7 @@ def test_json_prints_the_file_and_nothing_else(tmp_path, capsys):
         ]
     )
     written = (tmp_path / "a" / "audit.json").read_bytes()
-    assert json.loads(capsys.readouterr().out) == labels.unsealed(written)
+    assert json.loads(capsys.readouterr().out) == sealed_json.loads(written)
 
 
 @pytest.mark.parametrize("view", ["white-box", "black-box"])

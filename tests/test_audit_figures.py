@@ -12,7 +12,7 @@ from mechanisms.accounting.accountant import epsilon
 from mechanisms.mechanism import local_round
 from mechanisms.plan import planned
 from mechanisms.randomness import seed_key
-from server import labels
+from server import sealed_json
 from sim.auditing import session
 from sim.auditing.bounds import MAX_EPSILON, one_run_epsilon, one_run_p_value
 from sim.auditing.one_run import SHARES, Guesses, guess
@@ -126,7 +126,7 @@ def test_the_terminal_has_each_figure_under_its_name(capsys):
 
 
 def test_the_reports_section_has_each_figure_under_its_name(tmp_path):
-    (tmp_path / "audit.json").write_bytes(labels.sealed(AUDIT.to_json()))
+    (tmp_path / "audit.json").write_bytes(sealed_json.dumps(AUDIT.to_json()))
     page = section(tmp_path)
     assert "<p>white-box: 93 of 124 guesses right, 331 canaries. A client&#x27;s own bound" in page
     assert unequal.rows(page) == [

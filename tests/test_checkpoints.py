@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from mechanisms import durable
-from server import labels, paid
+from server import paid, sealed_json
 from server.checkpoints import Checkpoint, Checkpoints
 from server.settings import Rounds
 
@@ -74,7 +74,7 @@ DAMAGES = {
     "one bit": lambda content: content[:-20] + bytes([content[-20] ^ 1]) + content[-19:],
     "no object": lambda content: b"[]",
     "an object without fields": lambda content: b"{}",
-    "whole, without fields": lambda content: labels.sealed({}),
+    "whole, without fields": lambda content: sealed_json.dumps({}),
 }
 
 
@@ -101,7 +101,7 @@ def test_a_label_of_another_round_is_damage(tmp_path):
     "edit",
     [
         lambda entries: entries | {"ledger": {"g.jsonl": [9, ""]}},
-        lambda entries: {name: entries[name] for name in entries if name != labels.DIGEST},
+        lambda entries: {name: entries[name] for name in entries if name != sealed_json.DIGEST},
     ],
     ids=["another place", "no digest"],
 )
@@ -136,7 +136,7 @@ def test_a_checkpoint_that_the_disk_does_not_give_is_no_damage(tmp_path, monkeyp
     monkeypatch.setattr(Path, "read_bytes", failing)
     with pytest.raises(OSError, match="round-000002"):
         checkpoints.newest()
-    (tmp_path / "manifest.json").write_bytes(labels.sealed({"ledger": {}}))
+    (tmp_path / "manifest.json").write_bytes(sealed_json.dumps({"ledger": {}}))
     with pytest.raises(OSError, match="round-000002"):
         paid.known(tmp_path)
 

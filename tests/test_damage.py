@@ -20,7 +20,7 @@ from safetensors.numpy import save
 from client import tensors
 from mechanisms.accounting import ledger
 from mechanisms.accounting.accountant import epsilon
-from server import labels, loop, orders, paid
+from server import loop, orders, paid, sealed_json
 from server.manifest import run_of
 from server.records import RoundRecord, read_rounds
 from server.store import Store
@@ -190,7 +190,7 @@ def edited(**entries):
     """A manifest that somebody else wrote, with a digest that matches."""
 
     def edit(path: Path) -> None:
-        path.write_bytes(labels.sealed(labels.unsealed(path.read_bytes()) | entries))
+        path.write_bytes(sealed_json.dumps(sealed_json.loads(path.read_bytes()) | entries))
 
     return edit
 
@@ -249,7 +249,7 @@ def test_a_manifest_says_all_that_a_run_began_with(tmp_path, monkeypatch):
     whole = {**began, "files": {}}
     for name in (None, *began):
         entries = {key: value for key, value in whole.items() if key != name}
-        (tmp_path / "manifest.json").write_bytes(labels.sealed(entries))
+        (tmp_path / "manifest.json").write_bytes(sealed_json.dumps(entries))
         if name is None:
             manifest.check(tmp_path, None)
             continue
@@ -553,14 +553,14 @@ def test_orders_that_are_lost_are_written_again_and_damaged_ones_are_not_believe
 
 @pytest.mark.parametrize("lines", [[], [{"orders": [], "clients": "0-3"}]])
 def test_orders_of_nobody_or_none_at_all_are_damaged(tmp_path, lines):
-    (tmp_path / orders.FILE).write_bytes(labels.sealed({"orders": lines}))
+    (tmp_path / orders.FILE).write_bytes(sealed_json.dumps({"orders": lines}))
     with pytest.raises(ValueError, match="is damaged"):
         orders.read(tmp_path)
 
 
 def test_orders_under_the_seal_of_others_are_refused(tmp_path):
     path = tmp_path / orders.FILE
-    path.write_bytes(labels.sealed({"orders": [{"orders": [3.0], "clients": "0-3"}]}))
+    path.write_bytes(sealed_json.dumps({"orders": [{"orders": [3.0], "clients": "0-3"}]}))
     assert orders.read(tmp_path) == dict.fromkeys(range(4), (3.0,))
     path.write_bytes(path.read_bytes().replace(b"3.0", b"4.0"))
     with pytest.raises(ValueError, match="digest"):
@@ -662,9 +662,9 @@ def cheaper(path: Path) -> None:
 
 def of_another_run(path: Path) -> None:
     """A summary that is whole, of another run with the same model."""
-    entries = labels.unsealed(path.read_bytes())
+    entries = sealed_json.loads(path.read_bytes())
     entries["files"]["manifest.json"] = "0" * 64
-    path.write_bytes(labels.sealed(entries))
+    path.write_bytes(sealed_json.dumps(entries))
 
 
 def again(path: Path) -> None:
@@ -922,7 +922,7 @@ def test_orders_and_audits_of_another_run_are_not_this_one_s(whole, tmp_path, ca
     other = whole[0] / "runs" / "run"
     if name == "audit.json":
         found = Audit("white-box", 0.95, 1e-5, 9, 9, 9, 0.1, 1.0, 1.0, (), "", run_of(other))
-        (run / name).write_bytes(labels.sealed(found.to_json()))
+        (run / name).write_bytes(sealed_json.dumps(found.to_json()))
     else:
         shutil.copy(other / name, run / name)
     readers = ["report"] if name == "audit.json" else ["resume", "ledger", "verify"]

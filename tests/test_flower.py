@@ -35,7 +35,7 @@ from client.app import client_app, decode_request, decode_upload, encode_request
 from client.messages import TrainRequest, Upload
 from mechanisms.accounting.events import Gaussian, PaperClaim
 from mechanisms.plan import merge
-from server import labels
+from server import sealed_json
 from server.app import exchange_over, find_groups
 from sim import account
 from sim.commands.flags import parse
@@ -628,8 +628,8 @@ def test_nodes_are_waited_for_as_long_as_their_grid_says(tmp_path, monkeypatch):
 def test_an_audited_run_is_not_resumed_by_flower(tmp_path, reference):
     """Its canaries are gone: it would go on as a run that it was not."""
     folder = shutil.copytree(reference, tmp_path / "audited")
-    entries = labels.unsealed((folder / "manifest.json").read_bytes()) | {"canaries": 6}
-    (folder / "manifest.json").write_bytes(labels.sealed(entries))
+    entries = sealed_json.loads((folder / "manifest.json").read_bytes()) | {"canaries": 6}
+    (folder / "manifest.json").write_bytes(sealed_json.dumps(entries))
     before = contents(folder)
     with pytest.raises(ValueError, match="is of an audit, which would go on without its canaries"):
         serve(LocalGrid({4: place(0), 8: place(1)}), resume=str(folder))

@@ -17,7 +17,7 @@ from mechanisms.accounting.accountant import by_renyi, epsilon
 from mechanisms.accounting.adaptive_events import Allotment
 from mechanisms.plan import merge, most
 from mechanisms.registry import MECHANISMS
-from server import labels, orders
+from server import orders, sealed_json
 from server.guarantees import guarantees
 from server.records import RoundRecord, Summary
 from sim import central, run
@@ -88,7 +88,7 @@ class Finished:
         self.folder = folder
         self.job = build(config.load(folder / "config.toml", {}))
         self.paid = ledger.read(folder / "ledger")
-        self.summary = labels.unsealed((folder / "summary.json").read_bytes())
+        self.summary = sealed_json.loads((folder / "summary.json").read_bytes())
         del self.summary["files"], self.summary["ledger"]
         self.rounds = [
             json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()

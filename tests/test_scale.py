@@ -12,7 +12,7 @@ from client.purse import Purse
 from mechanisms.accounting.ledger import Ledger, read
 from mechanisms.dpsgd import DpsgdPlan
 from mechanisms.plan import PlanTable, kinds_of
-from server import labels
+from server import sealed_json
 from server.budgets import Budgets
 from server.orders import Course
 from sim.config import configuration
@@ -105,9 +105,9 @@ def test_columns_of_one_kind_are_equal_and_kinds_ascend():
 
 def test_a_summary_is_a_line_for_each_field_however_many_clients():
     few, many = (summary(events=tuple(range(n))).to_json() for n in (5, 5000))
-    written = labels.sealed(few), labels.sealed(many)
+    written = sealed_json.dumps(few), sealed_json.dumps(many)
     assert {len(one.splitlines()) for one in written} == {len(few) + 3}
-    assert labels.unsealed(written[1]) == many
+    assert sealed_json.loads(written[1]) == many
 
 
 def test_records_that_are_float32_already_are_not_copied():

@@ -16,7 +16,7 @@ from mechanisms.accounting.events import (
     Unproved,
 )
 from mechanisms.accounting.ledger import Ledger
-from server import labels
+from server import sealed_json
 from sim.account import command
 from sim.commands.guard import main_guard
 from sim.run import command as train
@@ -98,9 +98,9 @@ def test_one_client_s_epsilon_that_is_too_small_is_found(unequal, tmp_path, caps
     monkeypatch.setattr(session, "MAX_HISTORIES", 20)
     copy = shutil.copytree(unequal, tmp_path / "changed")
     summary = json.loads((copy / "summary.json").read_text())
-    del summary[labels.DIGEST]
+    del summary[sealed_json.DIGEST]
     summary["epsilon_certified"][1] *= 0.99
-    (copy / "summary.json").write_bytes(labels.sealed(summary))
+    (copy / "summary.json").write_bytes(sealed_json.dumps(summary))
     status, found = verified(capsys, copy)
     verdicts = {row["clients"]: row["verdict"] for row in found["verified"]}
     assert status == 1 and verdicts == {"0": "proved", "1": "refuted", "2": "proved"}

@@ -10,7 +10,7 @@ from mechanisms.accounting.events import SampledGaussian
 from mechanisms.accounting.ledger import Ledger, read
 from mechanisms.accounting.ranges import format_ranges
 from mechanisms.journal import start
-from server import closing, labels, manifest, orders
+from server import closing, manifest, orders, sealed_json
 from server.records import Summary, read_rounds
 from server.store import MODEL, ROUNDS
 
@@ -32,9 +32,9 @@ def vouch(folder: Path, finished: bool = False) -> Path:
     named = [name for name in manifest.FIXED if (folder / name).exists()]
     ledgers = {path.name: start(path) for path in folder.glob("ledger/*.jsonl")}
     files = {name: manifest.digest(folder / name) for name in named}
-    (folder / manifest.FILE).write_bytes(labels.sealed({"files": files, "ledger": ledgers}))
+    (folder / manifest.FILE).write_bytes(sealed_json.dumps({"files": files, "ledger": ledgers}))
     if (path := folder / orders.FILE).exists():
-        fix_orders(folder, labels.unsealed(path.read_bytes())["orders"])
+        fix_orders(folder, sealed_json.loads(path.read_bytes())["orders"])
     elif ledgers:
         whose = format_ranges(np.array(sorted(read(folder / "ledger"))))
         fix_orders(folder, [{"orders": [8.0], "clients": whose}])
@@ -48,6 +48,6 @@ def vouch(folder: Path, finished: bool = False) -> Path:
 
 def fix_orders(folder: Path, lines: Sequence[Mapping[str, object]]) -> bytes:
     """Write the orders of a run's clients, in the name of the run; their file's content."""
-    content = labels.sealed({manifest.RUN: manifest.run_of(folder), "orders": lines})
+    content = sealed_json.dumps({manifest.RUN: manifest.run_of(folder), "orders": lines})
     (folder / orders.FILE).write_bytes(content)
     return content

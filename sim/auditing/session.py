@@ -14,7 +14,7 @@ from torch import Tensor
 from mechanisms import durable
 from mechanisms.mechanism import Mechanism
 from mechanisms.randomness import seed_key
-from server import labels
+from server import sealed_json
 from server.manifest import run_of
 from server.records import Summary, largest
 from sim.auditing import clients, one_run
@@ -102,7 +102,7 @@ def audit(
     found = one_run.guess(scores, attack.included, delta, confidence)
     view = "black-box" if black_box else "white-box"
     result = _result(summary, found, attack.by_client(scores), view, confidence)
-    durable.write(folder / FILE, labels.sealed(result.to_json()))
+    durable.write(folder / FILE, sealed_json.dumps(result.to_json()))
     write_report(folder)
     return result
 

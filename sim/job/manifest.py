@@ -18,7 +18,7 @@ from mechanisms import durable
 from mechanisms.accounting.accountant import IN_PROGRESS
 from mechanisms.journal import start
 from mechanisms.plugins import source
-from server import labels
+from server import sealed_json
 from server.curator import LEDGER
 from server.manifest import FILE, FIXED, digest, read
 from sim.commands.version import version
@@ -44,7 +44,7 @@ def write(folder: Path, job: Job) -> None:
         "files": {name: digest(folder / name) for name in FIXED},
         "ledger": {path.name: start(path) for path in ledger_files(folder, job)},
     }
-    durable.write(folder / FILE, labels.sealed(entries))
+    durable.write(folder / FILE, sealed_json.dumps(entries))
 
 
 def check(folder: Path, job: Job) -> None:

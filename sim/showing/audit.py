@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mechanisms import durable
-from server import labels, manifest
+from server import manifest, sealed_json
 from server.records import Epsilon, Record
 from sim.showing import page, wording
 
@@ -62,7 +62,7 @@ def read(run_dir: Path) -> Audit | None:
     if not path.exists():
         return None
     try:
-        found = Audit.from_json(labels.unsealed(durable.read(path)))
+        found = Audit.from_json(sealed_json.loads(durable.read(path)))
     except (ValueError, TypeError) as fault:
         raise ValueError(f"{path} is damaged ({fault}): audit again") from None
     manifest.check_run(run_dir, path, found.run)

@@ -1,4 +1,4 @@
-"""Small JSON files that carry their own digest."""
+"""JSON objects that carry their own digest."""
 
 import hashlib
 import json
@@ -8,15 +8,15 @@ from typing import Any
 DIGEST = "sha256"
 
 
-def sealed(entries: Mapping[str, Any]) -> bytes:
-    """The file's content, a line for each entry, with the digest of all others."""
+def dumps(entries: Mapping[str, Any]) -> bytes:
+    """The object as text, a line for each entry, with the digest of all others."""
     whole = {**entries, DIGEST: _digest(entries)}
     lines = (f"{json.dumps(name)}: {json.dumps(value)}" for name, value in whole.items())
     return ("{\n " + ",\n ".join(lines) + "\n}").encode()
 
 
-def unsealed(content: bytes) -> dict[str, Any]:
-    """The inverse of `sealed`.
+def loads(content: bytes) -> dict[str, Any]:
+    """The inverse of `dumps`.
 
     Raises:
         ValueError: it is not what was written.
