@@ -41,6 +41,8 @@ FLAGS = (
     "--clients=4 --groups=2 --chunk-clients=2 --partition=iid --model=linear --engine=inline "
     "--quiet --rounds=4 --release --epsilon=50 --noise-multiplier=3 --keep-state --momentum=0.5"
 )
+IN_PHASES = FLAGS.replace("--keep-state --momentum=0.5", "--standardize=private")
+"""Statistics of the channels come before training."""
 FIRST, SECOND = "ledger/group-0000.jsonl", "ledger/group-0001.jsonl"
 
 
@@ -51,15 +53,23 @@ def start(root: Path, dies_at: float = float("inf"), flags: str = FLAGS) -> Noti
     return noting
 
 
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory):
+def noted(root: Path, flags: str) -> tuple[Path, list]:
     """The folder of a finished run, and what it did to its files."""
-    root = tmp_path_factory.mktemp("whole")
     x, y = np.random.default_rng(0).normal(size=(40, 4)).astype(np.float32), np.arange(40) % 3
     np.savez(root / "data.npz", x=x, y=y, x_test=x[:9], y_test=y[:9])
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("sim.engines.session.write_report", lambda folder: None)
-        return root, start(root).operations
+        return root, start(root, flags=flags).operations
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    return noted(tmp_path_factory.mktemp("whole"), FLAGS)
+
+
+@pytest.fixture(scope="module")
+def in_phases(tmp_path_factory):
+    return noted(tmp_path_factory.mktemp("in_phases"), IN_PHASES)
 
 
 def died(whole, root: Path, name: str, after: int, flags: str = FLAGS) -> Path:
@@ -171,13 +181,9 @@ def test_a_last_line_that_lacks_its_end_counts(run):
     assert sum(after[0].values()) > sum(after[3].values())
 
 
-def test_a_charge_of_an_earlier_phase_is_known_before_training(whole, tmp_path):
+def test_a_charge_of_an_earlier_phase_is_known_before_training(in_phases, tmp_path):
     """What the channels' statistics cost is charged before, and training has no checkpoint."""
-    shutil.copy(whole[0] / "data.npz", tmp_path)
-    flags = FLAGS.replace("--keep-state --momentum=0.5", "--standardize=private")
-    operations = start(tmp_path, flags=flags).operations
-    shutil.rmtree(tmp_path / "runs")
-    folder = died((tmp_path, operations), tmp_path, "round--00001.json", 2, flags)
+    folder = died(in_phases, tmp_path, "round--00001.json", 2, IN_PHASES)
     assert list(folder.glob("*/checkpoints/*.json")) and not list(folder.glob("checkpoints/*"))
     (folder / FIRST).write_bytes(b"")
     shutil.rmtree(folder / "statistics" / "uploads")  # which know of it, too
@@ -347,7 +353,7 @@ def test_a_result_that_no_checkpoint_of_training_knows_is_as_it_was_too(
 ):
     """Until the first round was finished another model came out, without a word."""
     shutil.copy(whole[0] / "data.npz", tmp_path)
-    flags = FLAGS.replace("--keep-state --momentum=0.5", "--standardize=private")
+    flags = IN_PHASES
     if phase == "shared":
         flags = FLAGS.replace("--keep-state", "--strategy=fedfed --share-noise=9")
     operations = start(tmp_path, flags=flags).operations
@@ -422,7 +428,7 @@ def test_a_check_names_the_file_that_is_not_whole_and_its_state(run, capsys, dam
 
 def test_a_check_finds_damage_in_uploads_and_in_earlier_phases(whole, tmp_path, capsys):
     shutil.copy(whole[0] / "data.npz", tmp_path)
-    start(tmp_path, flags=FLAGS.replace("--keep-state --momentum=0.5", "--standardize=private"))
+    start(tmp_path, flags=IN_PHASES)
     run = tmp_path / "runs" / "run"
     status, found = states(run, capsys)
     assert status == 0 and set(found.values()) == {"whole"}
@@ -437,13 +443,9 @@ def test_a_check_finds_damage_in_uploads_and_in_earlier_phases(whole, tmp_path, 
 
 
 @pytest.mark.parametrize("name", ["lost", "flipped"])
-def test_a_check_misses_the_result_of_a_phase_that_is_over(whole, tmp_path, capsys, name):
+def test_a_check_misses_the_result_of_a_phase_that_is_over(in_phases, tmp_path, capsys, name):
     """It said that all was whole, and no resumed run would go on."""
-    shutil.copy(whole[0] / "data.npz", tmp_path)
-    flags = FLAGS.replace("--keep-state --momentum=0.5", "--standardize=private")
-    operations = start(tmp_path, flags=flags).operations
-    shutil.rmtree(tmp_path / "runs")
-    run = died((tmp_path, operations), tmp_path, "round-000001.json", -2, flags)
+    run = died(in_phases, tmp_path, "round-000001.json", -2, IN_PHASES)
     result = run / "statistics.safetensors"
     assert not list(run.glob("checkpoints/*.json")) and states(run, capsys)[0] == 0
     if name == "lost":
@@ -864,13 +866,9 @@ def test_a_ledger_of_another_run_is_not_paid_by(whole, tmp_path, capsys):
     assert states(run, capsys)[1][FIRST] == "damaged"
 
 
-def test_a_phase_s_result_knows_what_was_paid_for_it(whole, tmp_path, capsys):
+def test_a_phase_s_result_knows_what_was_paid_for_it(in_phases, tmp_path, capsys):
     """Its rounds were lost, and the ledger emptied: the run cost nothing."""
-    shutil.copy(whole[0] / "data.npz", tmp_path)
-    flags = FLAGS.replace("--keep-state --momentum=0.5", "--standardize=private")
-    operations = start(tmp_path, flags=flags).operations
-    shutil.rmtree(tmp_path / "runs")
-    run = died((tmp_path, operations), tmp_path, "statistics.safetensors", 2, flags)
+    run = died(in_phases, tmp_path, "statistics.safetensors", 2, IN_PHASES)
     shutil.rmtree(run / "statistics")
     (run / FIRST).write_bytes(b"")
     asks = {ask: ASKS[ask] for ask in ("resume", "ledger", "verify", "report")}
@@ -897,13 +895,9 @@ def test_rounds_of_earlier_phases_are_compared_with_the_ledger_too(finished):
         paid.check_rounds(finished)
 
 
-def test_files_of_others_belong_to_no_checkpoint(whole, tmp_path):
+def test_files_of_others_belong_to_no_checkpoint(in_phases, tmp_path):
     """Whoever tidies up would end the run."""
-    shutil.copy(whole[0] / "data.npz", tmp_path)
-    flags = FLAGS.replace("--keep-state --momentum=0.5", "--standardize=private")
-    operations = start(tmp_path, flags=flags).operations
-    shutil.rmtree(tmp_path / "runs")
-    run = died((tmp_path, operations), tmp_path, "statistics.safetensors", 2, flags)
+    run = died(in_phases, tmp_path, "statistics.safetensors", 2, IN_PHASES)
     copy, own = run / "statistics (1).safetensors", run / "own.safetensors"
     shutil.copy(run / "statistics.safetensors", copy)
     own.write_bytes(save({"a": np.zeros(2)}))
