@@ -12,7 +12,7 @@ import json
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -44,6 +44,7 @@ from sim.phases.phase import (
     files,
     group_data,
     release,
+    sharing_plan,
     write_result,
 )
 from sim.phases.training import outputs
@@ -246,7 +247,7 @@ def _released(job: Job, params: np.ndarray, run_dir: Path) -> tuple[np.ndarray, 
     model = np.frombuffer(hashlib.blake2b(params.tobytes()).digest(), np.uint8)
     right, sizes = _rights(job, params, run_dir)
     if not any(path.exists() for path in (*places, *made)):
-        plan = cast(SharingPlan, job.plans_of[NAME].plans[0])
+        plan = sharing_plan(job, NAME)
         own = torch.from_numpy(right)[:, None].split(sizes.tolist())
         draws = draws_of(job.seed, 0, range(len(sizes)), CPU)
         found = Sum(plan, lambda rights: rights, 1, "scores")(own, own, draws, of_seed(job.seed))

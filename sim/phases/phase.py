@@ -5,7 +5,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from mechanisms import durable
 from mechanisms.accounting.accountant import Charges
 from mechanisms.accounting.ledger import Ledger
 from mechanisms.plan import Plan, PlanTable
+from mechanisms.sharing import SharingPlan
 from server import manifest, paid
 from server.federation import Federation
 from server.orders import Course
@@ -104,6 +105,11 @@ def release(job: Job, name: str, initial: np.ndarray, **own: Any) -> Federation:
     """The server's inputs in a round in which clients release and the model stays as it is."""
     nothing = Strategy(np.ones_like, lambda _: {}, lambda *now: now[:2])
     return federation(job, name, nothing, initial, **own)
+
+
+def sharing_plan(job: Job, name: str) -> SharingPlan:
+    """The plan by which all clients release in a phase."""
+    return cast(SharingPlan, job.plans_of[name].plans[0])
 
 
 def group_data(job: Job, group: int) -> GroupData:

@@ -5,7 +5,6 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import cast
 
 import numpy as np
 import torch
@@ -99,7 +98,7 @@ def federation(job: Job, run_dir: Path) -> Federation:
 def _join(job: Job, uploads: Sequence[Upload]) -> SharedSet:
     """D^s from the releases of all groups."""
     shape = job.dataset.x.shape[1:]
-    if _plan(job).singly:
+    if phase.sharing_plan(job, NAME).singly:
         return union([upload.shared for upload in uploads if upload.shared], shape)
     return prototypes(*mean_sums(job, uploads), shape)
 
@@ -112,15 +111,11 @@ def node(job: Job, group: int, run_dir: Path) -> SharingNode:
 
 def release(job: Job, params: np.ndarray) -> Release:
     """The clients' release, given the generator ``params [P]``, of length 0 for fixed features."""
-    own, classes = _plan(job), job.dataset.classes
+    own, classes = phase.sharing_plan(job, NAME), job.dataset.classes
     features = _distilled(job, params) if len(params) else fixed
     if own.singly:
         return SingleRecords(own, features, classes)
     return ClassSums(own, features, classes, int(np.prod(job.dataset.x.shape[1:])))
-
-
-def _plan(job: Job) -> SharingPlan:
-    return cast(SharingPlan, job.plans_of[NAME].plans[0])
 
 
 def fixed(x: torch.Tensor) -> torch.Tensor:

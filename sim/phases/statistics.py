@@ -10,7 +10,6 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import cast
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -32,6 +31,7 @@ from sim.phases.phase import (
     group_data,
     mean_sums,
     release,
+    sharing_plan,
     write_result,
 )
 
@@ -57,7 +57,7 @@ def federation(job: Job, run_dir: Path) -> Federation:
     def write(uploads: Sequence[Upload]) -> None:
         mean, records = mean_sums(job, uploads)
         clients = sum(len(upload.clients) for upload in uploads)
-        noise = cast(SharingPlan, job.plans_of[NAME].plans[0]).noise_std / math.sqrt(clients)
+        noise = sharing_plan(job, NAME).noise_std / math.sqrt(clients)
         write_result(run_dir / FILE, statistics(mean, records, noise))
 
     return release(job, NAME, np.zeros(0, np.float32), collect=write)
@@ -66,7 +66,7 @@ def federation(job: Job, run_dir: Path) -> Federation:
 def node(job: Job, group: int, run_dir: Path) -> SharingNode:
     """The clients of a group, which release statistics of their channels."""
     plans, data = job.plans_of[NAME], group_data(job, group)
-    moments = Sum(cast(SharingPlan, plans.plans[0]), channel_moments, 2 * job.dataset.x.shape[1])
+    moments = Sum(sharing_plan(job, NAME), channel_moments, 2 * job.dataset.x.shape[1])
     return SharingNode(lambda _: moments, data, plans, *files(run_dir, group, NAME), job.seed)
 
 
