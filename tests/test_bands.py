@@ -15,7 +15,6 @@ from mechanisms.accounting.accountant import epsilon
 from mechanisms.accounting.events import SampledGaussian
 from mechanisms.plan import planned
 from mechanisms.settings import MAX_BANDS
-from server import loop
 from server.curator import Curator
 from sim import run
 from tests import small
@@ -134,15 +133,8 @@ def test_a_client_moves_what_is_released_by_no_more_than_is_charged(slots):
 def test_clients_take_turns_and_pay_for_theirs(tmp_path):
     """Before a request leaves. Kills turns that come too soon, charges of all, and one multiplier
     for another."""
-    world, paid_before = World(tmp_path, CORRELATED), []
-    federation, real = world.federation, world.exchange(tmp_path, None)
-
-    def exchange(requests):
-        paid_before.append({c: sum(events.values()) for c, events in world.paid.items()})
-        return real(requests)
-
-    store = world.store
-    end = loop.run(federation, exchange, store, loop.restore(federation, store), [])
+    world = World(tmp_path, CORRELATED)
+    end, paid_before = world.run_and_payments()
     for number in range(1, 8):
         asked = {int(c) for r in world.asked if r.round == number for c in r.clients}
         assert asked == {c for c in range(CLIENTS) if c % TURNS == (number - 1) % TURNS}

@@ -71,6 +71,19 @@ class World(worlds.Loop):
         lines = (self.folder / "ledger" / LEDGER).read_text().splitlines()
         return [json.loads(line)["release"] for line in lines]
 
+    def run_and_payments(self) -> tuple[loop.Standing, list[dict[int, int]]]:
+        """The run's end, and how many events each client had paid for when the requests of each
+        round left."""
+        federation, store, paid_before = self.federation, self.store, []
+        real = self.exchange(self.folder, None)
+
+        def exchange(requests):
+            paid_before.append({c: sum(events.values()) for c, events in self.paid.items()})
+            return real(requests)
+
+        end = loop.run(federation, exchange, store, loop.restore(federation, store), [])
+        return end, paid_before
+
 
 class Unequal(World):
     """Of clients with different rates."""
@@ -106,15 +119,8 @@ def test_a_protected_client_draws_its_batches_as_planned_and_pays_for_the_sum():
 @pytest.mark.parametrize("unit", UNITS)
 def test_every_client_pays_for_every_round_before_a_request_leaves(tmp_path, unit):
     """Whoever enters it. Kills a charge of those alone who were asked, and one that comes after."""
-    world, paid_before = World(tmp_path, UNITS[unit]), []
-    federation, real = world.federation, world.exchange(tmp_path, None)
-
-    def exchange(requests):
-        paid_before.append({c: sum(events.values()) for c, events in world.paid.items()})
-        return real(requests)
-
-    store = world.store
-    loop.run(federation, exchange, store, loop.restore(federation, store), [])
+    world = World(tmp_path, UNITS[unit])
+    _, paid_before = world.run_and_payments()
     assert paid_before == [dict.fromkeys(range(CLIENTS), n) for n in range(1, ROUNDS + 1)]
     rate = 0.5  # of a record in a batch, or of a client in a round
     plan = world.job.plans.of(0)
