@@ -127,7 +127,7 @@ class OwnBudget:
 
 
 def _divergences(charges: Charges, orders: tuple[float, ...]) -> np.ndarray:
-    """Of one client at each order; infinite if a curve may fail, which uses up delta."""
+    """One client's divergence at each order; infinite if a curve may fail, which uses up delta."""
     if cap_delta(charges):
         return np.full(len(orders), math.inf)
     return rdp(charges, orders, "certified")

@@ -182,6 +182,6 @@ def _try(gradients: RecordGradients, x: torch.Tensor, y: torch.Tensor) -> None:
 
 
 def _tensor(values: Any) -> torch.Tensor:
-    """On the CPU, as float32 or int64."""
+    """The values as a tensor on the CPU, float32 or int64."""
     tensor = torch.as_tensor(values).detach().cpu()
     return tensor.float() if tensor.is_floating_point() else tensor.long()

@@ -144,7 +144,7 @@ def _look(cohort: Cohort, params: torch.Tensor) -> dict[str, torch.Tensor]:
 
 
 def _maps(memory: Mapping[str, torch.Tensor]) -> tuple[Metric, Metric]:
-    """By layer, ``diag(v)^-1 B^T`` and its way back ``B diag(v)``, each ``[K, k, k]``."""
+    """For each layer ``diag(v)^-1 B^T`` and its way back ``B diag(v)``, each ``[K, k, k]``."""
     forth, back = {}, {}
     for name, basis in memory.items():
         layer, _, kind = name.rpartition("|")

@@ -23,7 +23,7 @@ REPLACED = ", and would be replaced by one: give another path"
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Name the file in an error of the machine that names none, as those of open files do."""
+    """Add the file's name to an OSError without one, such as one of a file that is open."""
     try:
         yield
     except OSError as fault:

@@ -59,7 +59,7 @@ class AllottedPlan(AdaptivePlan):
 
     @abstractmethod
     def round_charges(self, nth: int) -> Charges:
-        """As of `Plan`."""
+        """See `Plan`."""
 
     @abstractmethod
     def worst_round(self) -> Charges:

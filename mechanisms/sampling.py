@@ -44,7 +44,7 @@ class CohortData:
         return torch.tensor([len(r) for r in self.records], dtype=torch.float64)
 
     def slots(self) -> Sequence[np.ndarray]:
-        """Of each client, what batches of a fixed size are drawn from: its record numbers, and
+        """What batches of a fixed size are drawn from, for each client: its record numbers, and
         `NULL` for each of its null records, of which only an audit has any."""
         return self.records
 

@@ -92,8 +92,8 @@ class Checkpoints:
         return sum(number > round_ for number in durable.numbered(self._folder, ".json"))
 
     def newest(self, warn: bool = True) -> Checkpoint | None:
-        """The newest complete checkpoint, or None; damaged ones are skipped, if wanted with a
-        warning.
+        """The newest complete checkpoint, or None; damaged ones are skipped, with a warning if
+        ``warn``.
 
         Raises:
             OSError: one cannot be read, which may be whole: going on from the one before it would

@@ -200,10 +200,12 @@ def _frozen_before() -> bool:
 
 @contextmanager
 def _apart() -> Iterator[None]:
-    """Flower's strategies log each round and pick nodes by Python's generator: not here, where it
-    is another each time, so that a trial finds whoever's model depends on it. Messages are made in
-    a task of Flower's, for which this process stands where there is none. It collects garbage for
-    every reply, which is quick if what there was before is left out."""
+    """Run a strategy of Flower's without its log lines, and with Python's generator in a new state
+    each time, so that the trial before a run finds a strategy whose model depends on its draws.
+
+    Flower makes messages in a task: this process poses as one where there is none. And it collects
+    garbage for every reply, which is quick if the objects from before are frozen.
+    """
     log, state = logging.getLogger("flwr"), random.getstate()
     level = log.level
     log.setLevel(logging.ERROR)

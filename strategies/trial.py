@@ -14,8 +14,8 @@ from strategies.strategy import ServerState, Strategy
 
 PARAMETERS, MAX_CLIENTS = 7, 1000
 MAX_WEIGHT = 2**27
-"""Of all clients together: weighted sums have room for 2^31 (`client.sums`), and so for updates of
-up to 16."""
+"""Maximum of all clients' weights together: weighted sums have room for 2^31 (`client.sums`), and
+so for updates of up to 16."""
 
 
 def check(name: str, strategy: Strategy, clients: int) -> None:

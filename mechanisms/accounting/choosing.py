@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable
 
 HALVINGS = 20
-"""Of a range of log delta that is searched. Every value in it is valid."""
+"""Halvings of the range of log delta that is searched. Every value in it is valid."""
 ROUNDING = 1e-12
 MAX_MEAN = 1_000.0
 

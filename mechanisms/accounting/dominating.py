@@ -74,7 +74,8 @@ def ways(charges: Mapping[events.Event, int]) -> list[Steps]:
 
 
 def _way(charges: Mapping[events.Event, int], together: frozenset[events.Event]) -> Steps | None:
-    """With so many kinds of steps taken together, each behind a noise of its own."""
+    """The pairs if these kinds of steps are taken together, each behind a noise of its own; None if
+    another event has no pair."""
     ordered = sorted(together, key=repr)
     covers = {event: found for event in ordered if (found := _together(event))}
     steps = each(charges, lambda event: covers[event][:1] if event in covers else pairs(event))

@@ -29,11 +29,11 @@ from mechanisms.accounting.profile import ROUNDING
 Floats = NDArray[np.float64]
 
 INTERVALS = 16
-"""Of D, at equal angles between x and y."""
+"""Intervals of D, at equal angles between x and y."""
 REACH = 8.5
 """Standard deviations of outcomes that count."""
 PASSES = 30
-"""Of Newton's method, of which a few are enough."""
+"""Passes of Newton's method; a few are enough."""
 COARSEST = 0.5
 """Space between the points of an integral over a normal variable at most. They are no further apart
 than the width in which a bend of the integrand is smooth, nor than a quarter of that in which one
@@ -52,7 +52,7 @@ class FixedStep(NamedTuple):
         return False
 
     def largest_loss(self) -> float:
-        """At least the largest one of an outcome that counts, in either direction."""
+        """An upper bound on the loss of an outcome that counts, in either direction."""
         return float(fixed_batch.log_ratio(1.0 + REACH * self.noise, self.rate, self.noise))
 
     def before(self, after: Finite, adding: bool) -> "Before":

@@ -146,8 +146,8 @@ class Ledger:
 
 
 def release_name(round: int, seed: int | None) -> str:
-    """Of a round's draws: the same if a simulation replays it, and never used before in a release,
-    which has no seed."""
+    """The name of a round's draws: the same if a simulation replays it, and never used before in a
+    release, which has no seed."""
     return f"round-{round}" if seed is not None else f"round-{round}-{secrets.token_hex(8)}"
 
 

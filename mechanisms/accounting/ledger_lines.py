@@ -21,7 +21,8 @@ from mechanisms.accounting.ranges import MAX_CLIENTS, format_ranges, parse_range
 Ids = NDArray[np.int64]
 FIELDS = {"release", "round", "clients", "event", "count"}
 MAX_COUNT = 10**9
-"""Of a line, and of rounds: sums over any number of lines stay below 2^63."""
+"""Maximum of a line's count and of a round's number: sums over any number of lines stay below
+2^63."""
 
 
 @dataclass(frozen=True)

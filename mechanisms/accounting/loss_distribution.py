@@ -47,7 +47,7 @@ MAX_EPSILON = 50.0
 WIDEST = 600.0
 """Widest range of losses whose exponentials are floats."""
 MIN_SPACING = 1e-9
-"""Of losses that are all the same."""
+"""Spacing where all losses are the same."""
 COARSE = 2**14
 """Most losses of a step that a tilt is chosen by."""
 TILTS = (math.log(1e-3), math.log(1e5))

@@ -20,7 +20,7 @@ Floats = NDArray[np.float64]
 MAX_RECORDS = 100
 """Most records of a person; a profile takes memory for each number of them."""
 MAX_PASSES = 100
-"""Of Newton's method, which needs ten."""
+"""Passes of Newton's method, which needs ten."""
 UNIT = 1e-14
 """A threshold that misses its ratio by this, relatively, doubles the bound on what is rounded."""
 TINY = 1e-300

@@ -136,7 +136,7 @@ def largest(lines: Iterable[tuple[float, float]], rate: float, noise: float) -> 
 
 
 def _largest_case(cases: Iterable[Case], losses: Floats, adding: bool) -> tuple[Floats, Floats]:
-    """Of losses of at least 0."""
+    """The profile of the worst case, and a bound on its error, at losses of at least 0."""
     least, found, most = np.zeros((3, *losses.shape))
     x = np.exp(losses)
     for parts, (ours, theirs) in cases:
@@ -188,7 +188,7 @@ def _sampled(q: float, s: float, losses: Floats, adding: bool) -> tuple[Floats, 
 
 
 def _law(part: Part) -> Callable[[Floats, bool], tuple[Floats, Floats]]:
-    """Of losses of at least 0, as :func:`_sampled`."""
+    """The profile of a part at losses of at least 0, in the form of :func:`_sampled`."""
     if part.replaced:
         return functools.partial(_fixed, part.rate, part.noise)
     if part.records > 1:

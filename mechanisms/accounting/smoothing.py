@@ -57,7 +57,7 @@ class Maker(Protocol):
     """What a step makes of R."""
 
     def at(self, x: Floats) -> Floats:
-        """At most, beyond ``max(0, 1 - x)``, at rising points of the lattice from 1 on."""
+        """An upper bound, beyond ``max(0, 1 - x)``, at rising points of the lattice from 1 on."""
 
 
 class Step(Protocol):
@@ -72,7 +72,7 @@ class Step(Protocol):
         """Whether it has no pair by itself."""
 
     def largest_loss(self) -> float:
-        """At least the largest one of an outcome that counts, in either direction; infinite where
+        """An upper bound on the loss of an outcome that counts, in either direction; infinite where
         no S is to be looked for."""
 
     def before(self, after: Finite, adding: bool) -> Maker:
@@ -105,7 +105,7 @@ def together(step: Step, spread: float) -> tuple[Finite, Finite] | None:
 
 
 class _Lattice(NamedTuple):
-    """With so many points for each standard deviation of R."""
+    """The lattice of losses: its spacing, and its points for each standard deviation of R."""
 
     space: float
     fine: int
@@ -202,7 +202,7 @@ def _alone(x: Floats) -> Floats:
 
 
 def _exact(masses: Floats, ratios: Floats) -> Floats:
-    """With the two largest ones changed so that both distributions add up to what they should."""
+    """The masses, the two largest changed so that both distributions add up to what they should."""
     one, two = np.argsort(masses)[-2:]
     missing = [1.0 - CERTAIN - math.fsum(masses), 1.0 - CERTAIN - math.fsum(masses * ratios)]
     moved = (missing[1] - ratios[one] * missing[0]) / (ratios[two] - ratios[one])

@@ -46,10 +46,10 @@ STRIDE, WINDOW = 2, 16
 SETTLING = 10
 """Passes of Newton's method for the first b of a point; each next one starts where the last one
 ended, and takes one."""
-TOGETHER = 64
+BLOCK = 64
 """Points that are looked at together: the numbers of more of them leave a core's cache."""
 GROWTH = 0.05
-"""Of the spaces between points far away, by their distance."""
+"""Spaces between points far away, relative to their distance."""
 
 
 class Trial(NamedTuple):
@@ -61,7 +61,7 @@ class Trial(NamedTuple):
     hidden: bool
 
     def largest_loss(self) -> float:
-        """At least the largest one of an outcome that counts, in either direction; infinite where
+        """An upper bound on the loss of an outcome that counts, in either direction; infinite where
         hidden tests are too far apart for floats."""
         if self.hidden and self.test.highest >= MAX_UNEVEN * self.test.lowest:
             return math.inf
@@ -95,8 +95,8 @@ class Outcomes(NamedTuple):
 
 
 def outcomes(q: float, s: float, closest: float) -> Outcomes:
-    """Of SGM(q, s); the mass between two of them is given to both, such that both laws keep it,
-    which lowers no mean of a convex function."""
+    """Outcomes that stand for all of SGM(q, s). The mass between two of them is given to both such
+    that both laws keep it, which lowers no mean of a convex function."""
     y = np.append(-np.inf, np.linspace(-REACH[0] * s, 1.0 + REACH[1] * s, OUTCOMES))
     with np.errstate(divide="ignore"):
         losses, kept = np.append(np.log1p(-q), profile.loss(y[1:], q, s)), [0]
@@ -150,7 +150,7 @@ class Before:
         return ours * np.interp(ratio, self.bends, self.excess) + np.maximum(ours - theirs, 0.0)
 
     def _terms(self, x: Floats) -> list[tuple[Floats, Floats, Floats]]:
-        """Of each corner, ``W(a L, x a')``, ``a L`` and ``x a'`` at each outcome, times its
+        """For each corner ``W(a L, x a')``, ``a L`` and ``x a'`` at each outcome, times its
         probability; ``[len(x), outcomes]``, or without ``len(x)``."""
         found = []
         for a, b in self.corners:
@@ -230,7 +230,7 @@ class Before:
 
 
 def _parts(points: int) -> Iterator[slice]:
-    return (slice(start, start + TOGETHER) for start in range(0, points, TOGETHER))
+    return (slice(start, start + BLOCK) for start in range(0, points, BLOCK))
 
 
 def _over(paid: list[tuple[Floats, Floats]], b: Floats) -> tuple[Floats, Floats]:

@@ -85,5 +85,5 @@ def judge(known: Features, asked: Features, seed: int) -> Tally:
 
 
 def _finite(features: NDArray[np.float64]) -> NDArray[np.float64]:
-    """In the range of a forest, which compares values alone; NaN is 0."""
+    """The features in the range of a forest, which compares values alone; NaN becomes 0."""
     return np.clip(np.nan_to_num(features), -LARGEST, LARGEST)

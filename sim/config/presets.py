@@ -18,7 +18,8 @@ OTHER: dict[str, Any] = {"model": "linear"}
 """Defaults for a user's own arrays."""
 
 SCATTERING: dict[str, Any] = {"model": "linear", "feature_groups": 27}
-"""With scattering features; overrides the data set's row. Beats a network on pixels on MNIST."""
+"""Settings with scattering features; overrides the data set's row. Beats a network on pixels on
+MNIST."""
 
 SCATTERING_ROWS: dict[str, dict[str, Any]] = {
     "mnist": {"clip_norm": 5.0, "lr": 0.2, "rounds": 60},
@@ -28,7 +29,7 @@ SCATTERING_ROWS: dict[str, dict[str, Any]] = {
 """Changes to `SCATTERING` by data set."""
 
 BACKBONE: dict[str, Any] = {"model": "linear", "feature_groups": 1}
-"""With features of a frozen network; replaces the data set's row."""
+"""Settings with features of a frozen network; replaces the data set's row."""
 
 CENTRAL: dict[str, Any] = {
     "engine": "inline",
@@ -39,7 +40,7 @@ CENTRAL: dict[str, Any] = {
     "clip_norm": 0.1,
     "lr": 1.0,
 }
-"""With one client that holds all records (`sim.central`); overrides the data set's row."""
+"""Settings of one client that holds all records (`sim.central`); overrides the data set's row."""
 
 CENTRAL_ROWS: dict[str, dict[str, Any]] = {
     "mnist": {"batch_size": 1024, "rounds": 20},

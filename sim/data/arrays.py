@@ -22,7 +22,7 @@ from sim.config.settings import CROSS_ENTROPY, NEXT_WORD
 from sim.sources.targets import MAX_CLASSES, as_float32, outputs, targets, tell_absent
 
 MAX_END_BYTES = 22 + 65_535
-"""Of an archive's end record, with the longest comment."""
+"""Maximum size of an archive's end record, with the longest comment."""
 MANY = 0xFFFF
 """Stands in the end record for any number of entries above."""
 NAMES = ("x", "y", "x_test", "y_test", "client", "words", "classes")

@@ -51,7 +51,7 @@ class Actor:
         self._app = client_app(node_of)
 
     def versions(self) -> dict[str, str]:
-        """Of this process."""
+        """The versions in this process."""
         return versions()
 
     def handle(self, message: Message, is_new: bool) -> Message:

@@ -23,8 +23,8 @@ CHROMA = 0.15
 RIDGE = 0.1
 """Share of the mean variance that is added to every variance."""
 POWER = 0.7
-"""Of the deviations' inverses: with 1 all variances would be alike, with 0 as they were. In between
-more is learned on CIFAR-10 (docs/decisions/0018)."""
+"""Exponent of the deviations' inverses: with 1 all variances would be alike, with 0 as they were.
+In between more is learned on CIFAR-10 (docs/decisions/0018)."""
 
 
 def dead_leaves(shape: tuple[int, ...]) -> np.ndarray:

@@ -205,7 +205,7 @@ def by_client(right: np.ndarray, sizes: np.ndarray) -> dict[str, Any]:
 
 
 def _mean(values: np.ndarray) -> float:
-    """Of those that are numbers; NaN if there are none."""
+    """The mean of the finite values; NaN if there are none."""
     known = values[np.isfinite(values)]
     return float(known.mean()) if known.size else math.nan
 

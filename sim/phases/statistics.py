@@ -37,9 +37,9 @@ from sim.phases.phase import (
 
 NAME, FILE = "statistics", "statistics.safetensors"
 MIN_VARIANCE = 1e-6
-"""Added to a channel's variance, at least: of a constant one nothing is left."""
+"""Minimum of what is added to a channel's variance, so that a constant one has a scale above 0."""
 _SCALED: WeakKeyDictionary[Dataset, tuple[bytes, Dataset]] = WeakKeyDictionary()
-"""By what a data set was scaled last, and the copy, of which all of a process use the same one."""
+"""The statistics by which a data set was scaled last, and the scaled copy, one for the process."""
 
 
 def plan(outlook: Outlook, earlier: Costs) -> PlanTable | None:

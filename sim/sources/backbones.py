@@ -20,7 +20,7 @@ from sim.sources.torchvision_compat import import_torchvision
 
 FORM = "a class or function that makes a torch.nn.Module"
 MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-"""Of ImageNet's channels, as torchvision's weights expect them."""
+"""Mean and standard deviation of ImageNet's channels, as torchvision's weights expect them."""
 
 
 class Backbone:

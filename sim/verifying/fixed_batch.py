@@ -21,7 +21,7 @@ FAR = 20
 
 
 class Fixed(NamedTuple):
-    """Of sampling rate q and a noise multiplier s."""
+    """The law of a batch of a fixed size, of sampling rate q and noise multiplier s."""
 
     rate: float
     noise: float
@@ -104,7 +104,7 @@ class Opposite(Fixed):
 
 
 def divergence(rate: arb, noise: arb, order: arb) -> arb:
-    """Of removing the record, the larger one of both directions."""
+    """The divergence of removing the record, which is the larger one of both directions."""
     if rate == 1:
         return order / (2 * noise**2)
     middle, end = arb(0.5), 1 + FAR * noise

@@ -64,7 +64,7 @@ apart, from minus infinity to infinity; and the first of these losses."""
 
 
 def _cells(law: Law, spacing: arb) -> Cells:
-    """Of one step of which a record is removed."""
+    """The cells of one step from which the record is removed."""
     h, least = float(spacing), law.least()
     first, last = (end - float(least) for end in law.ends())
     first, last = math.floor(first / h), math.ceil(last / h)
@@ -78,7 +78,7 @@ def _cells(law: Law, spacing: arb) -> Cells:
 
 
 def _turned(numerator: list[arb], denominator: list[arb], first: arb, spacing: arb) -> Cells:
-    """Of one step to which the record is added: its losses are the negative ones."""
+    """The cells of one step to which the record is added: its losses are the negative ones."""
     last = first + spacing * (len(numerator) // 2 - 1)
     return denominator[::-1], numerator[::-1], -last
 

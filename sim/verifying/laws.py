@@ -22,7 +22,7 @@ side."""
 
 
 class Law(Protocol):
-    """Of one application."""
+    """The law of the loss of one application."""
 
     def below(self, loss: arb) -> tuple[arb, arb]:
         """Masses of the numerator and the denominator at losses up to this one."""
@@ -34,7 +34,7 @@ class Law(Protocol):
         """Losses between which nearly all mass lies."""
 
     def variance(self) -> float:
-        """Of the losses, roughly."""
+        """Roughly the variance of the losses."""
 
 
 class Sampled(NamedTuple):

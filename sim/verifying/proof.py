@@ -20,7 +20,7 @@ from sim.verifying.together.least import FixedTest
 from sim.verifying.together.trials import Trial
 
 BITS = 192
-"""Of every number."""
+"""Bits of precision of every number."""
 FINENESS = (0.0125, 0.006, 0.003)
 """Spacings that are tried, in standard deviations of a step's loss."""
 WIDTHS = (2.0, 3.0, 1.5)

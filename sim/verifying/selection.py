@@ -202,7 +202,7 @@ class _Pair:
         return Test(moment, accepted, otherwise, bound)
 
     def _integrals(self, low: arb, high: arb) -> tuple[arb, arb, arb]:
-        """Of n times u^power, u and 1, between two points."""
+        """The integrals of n times u^power, u and 1 between two points."""
         rate, noise = self.ratio
         absent, moved = (
             normal((high - center) / noise) - normal((low - center) / noise) for center in (0, 1)

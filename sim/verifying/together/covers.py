@@ -49,8 +49,8 @@ RAISED = (1e-7, 1e-6, 1e-5)
 MAX_ENTRY = 1e12
 """Largest number in the program; the solver takes no more than 1e15."""
 MIN_DEVIATION, MAX_DEVIATION, MIN_ACCEPTANCE = 1e-9, 3.0, 1e-6
-"""Of a step's loss, and the least probability of acceptance where rejections are hidden; beyond
-these no S is looked for."""
+"""Range of the standard deviation of a step's loss, and the least probability of acceptance where
+rejections are hidden; beyond these no S is looked for."""
 MAX_LOSS = 300.0
 """Largest loss that is looked at; floats have room for it."""
 
@@ -170,7 +170,8 @@ def cover(step: Step, deviation: float, width: float) -> tuple[Law, Law] | None:
 
 
 def _demand(worst: trials.Worst | replaced.Worst, noise: Noise, turned: bool) -> Demand | None:
-    """At all points among the losses of R, and at sparser ones beyond them."""
+    """What a cover must dominate, at all points among the losses of R and at sparser ones beyond;
+    None if it does not come to an end."""
     places = list(range(noise.last + 1))
     last = min(worst.largest + noise.last * noise.spacing, MAX_LOSS)
     while places[-1] * noise.spacing < last:

@@ -21,11 +21,11 @@ from sim.verifying.fixed_batch import Fixed
 from sim.verifying.together.trials import LOST, Curve, Floats
 
 INTERVALS = 40
-"""Of D, at equal angles."""
+"""Intervals of D, at equal angles."""
 HALVINGS = 60
-"""Of an interval that has the point from which on P exceeds k Q."""
+"""Halvings of the interval that has the point from which on P exceeds k Q."""
 CELLS, ENDS = 160, 9.0
-"""Of the direction from x to y, and the standard deviations that they reach."""
+"""Cells of the direction from x to y, and the standard deviations that they reach."""
 REACH = 8.5
 """Standard deviations of the outcomes whose losses are looked at."""
 
@@ -68,7 +68,7 @@ class Worst:
         """No loss is larger, but for outcomes beyond all that are looked at."""
 
     def before(self, curve: Curve, losses: Floats) -> Floats:
-        """At least the largest value at v = exp(loss), for rising losses of the lattice."""
+        """An upper bound on the largest value at v = exp(loss), for rising lattice losses."""
         last = len(curve.weights) // 2
         space = math.log(curve.points[-1]) / last
         k = np.exp(space * np.arange(2 * last + 1))

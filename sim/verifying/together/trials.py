@@ -105,7 +105,7 @@ class Worst:
         """No loss is larger, but for outcomes beyond all that are told apart."""
 
     def before(self, curve: Curve, losses: Floats) -> Floats:
-        """At least the largest value at v = exp(loss), for rising losses."""
+        """An upper bound on the largest value at v = exp(loss), for rising losses."""
         return (self._hidden if self.hidden else self._visible)(curve, losses)
 
     def _gains(self, curve: Curve, x: float) -> tuple[Floats, Floats, Floats]:
@@ -164,7 +164,7 @@ class Worst:
         return np.array(places), around
 
     def _slopes(self, curve: Curve, ys: Floats) -> Floats:
-        """Of what a step without a test makes of the curve: nearly where the best one is."""
+        """Slopes of what a step without a test makes of the curve; the best ones are near them."""
         ratios = _ratios(self.off, self.on)
         plain = np.array([float(self.on @ curve.at(y * ratios)) for y in ys.tolist()])
         slopes = -np.diff(plain) / np.diff(ys)
@@ -189,7 +189,7 @@ class Worst:
 
 
 def _ratios(off: Floats, on: Floats) -> Floats:
-    """Of two masses; of no mass in the second one any, as nothing is multiplied by it."""
+    """Ratios of two masses; any number where the second is 0, as nothing is multiplied by it."""
     with np.errstate(over="ignore"):
         return np.minimum(np.divide(off, on, out=np.zeros_like(off), where=on > 0.0), MAX_REACH)
 
@@ -228,7 +228,7 @@ def outcomes(proposal: Sampled, deviation: float) -> tuple[Floats, Floats]:
 
 
 def _loss(proposal: Sampled, y: float) -> float:
-    """Of an outcome."""
+    """The loss of an outcome y."""
     q, s = proposal.rate, proposal.noise
     rest = math.log1p(-q) if q < 1.0 else -math.inf
     return float(np.logaddexp(rest, math.log(q) + (2.0 * y - 1.0) / (2.0 * s * s)))
