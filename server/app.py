@@ -1,13 +1,13 @@
-"""The Flower ServerApp, and the exchange of requests over a Flower Grid for server/loop.py."""
+"""The server over a Flower Grid: which node hosts which group, and the exchange of requests."""
 
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from flwr.app import ConfigRecord, Context, Message, MessageType, RecordDict
-from flwr.serverapp import Grid, ServerApp
+from flwr.app import ConfigRecord, Message, MessageType, RecordDict
+from flwr.serverapp import Grid
 
 from client.app import KEEPS, decode_upload, encode_request, settings_of
 from client.messages import TrainRequest, Upload
@@ -35,17 +35,6 @@ class _Place(NamedTuple):
     group: int
     groups: int
     keeps: bool
-
-
-def server_app(run: Callable[[Context, Grid], None]) -> ServerApp:
-    """A ServerApp around ``run``, which builds a federation and runs its loop over the grid."""
-    app = ServerApp()
-
-    @app.main()
-    def main(grid: Grid, context: Context) -> None:
-        run(context, grid)
-
-    return app
 
 
 def find_groups(grid: Grid, patience: float = PATIENCE) -> list[Host]:

@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flwr.app import Context
-from flwr.serverapp import Grid
+from flwr.serverapp import Grid, ServerApp
 from pydantic import ValidationError
 
 from client.app import client_app
 from client.messages import Answering
-from server.app import PATIENCE, consult, exchange_over, find_groups, server_app
+from server.app import PATIENCE, consult, exchange_over, find_groups
 from sim.commands.flags import Request, parse
 from sim.config.configuration import check_in_use
 from sim.config.fields import Config
@@ -82,7 +82,11 @@ def _asked(run_config: Mapping[str, bool | int | float | str]) -> Request:
     return request
 
 
-def _serve(context: Context, grid: Grid) -> None:
+server = ServerApp()
+
+
+@server.main()
+def _serve(grid: Grid, context: Context) -> None:
     """One run, from its configuration to its report.
 
     Raises:
@@ -220,5 +224,4 @@ def check_shared(run_dir: Path, group: int) -> None:
         )
 
 
-server = server_app(_serve)
 client = client_app(_node_of, lambda: policy.own() is not None, _consent)
