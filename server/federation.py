@@ -78,7 +78,7 @@ class Federation:
         return len(self.group_of)
 
     @property
-    def closing(self) -> bool:
+    def is_last(self) -> bool:
         """Whether the run ends with this phase: those that prepare training count up to 0."""
         return self.rounds > 0
 

@@ -249,7 +249,7 @@ def _record(
     over = now.round >= federation.rounds or not left.any()
     due = over or now.round % federation.evaluate_every == 0
     accuracy, loss = federation.evaluate(now.params) if due else (None, None)
-    ends = over and federation.closing
+    ends = over and federation.is_last
     certified = budgets.epsilons("certified") if ends else budgets.so_far()
     published = budgets.epsilons("published")
     return RoundRecord(
