@@ -1,7 +1,11 @@
 """What a command says when it refuses what it was given."""
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
+import pytest
+
+from sim import run
 from sim.commands.guard import USER, main_guard
 
 
@@ -12,3 +16,12 @@ def refusal(capsys, command: Callable[[Sequence[str]], object], argv: Sequence[s
     out, err = capsys.readouterr()
     assert out == "" and err.startswith("error: ") and err.count("\n") == 1
     return err
+
+
+def check_refused(flags: Sequence[str], begins: str, folder: Path) -> None:
+    """A run is refused in a single line, with a flag as the remedy, before anything is written."""
+    with pytest.raises(ValueError) as caught:
+        run.command([*flags, f"--out={folder}"])
+    said = str(caught.value)
+    assert said.startswith(begins) and "\n" not in said and "--" in said
+    assert not list(folder.glob("*"))

@@ -30,6 +30,7 @@ from sim.verifying import proof
 from tests import test_curator as curated
 from tests import worlds
 from tests.gaussian import SPOILERS, alarms
+from tests.refusing import check_refused
 
 CLIENTS, ROUNDS = curated.CLIENTS, curated.ROUNDS
 RECORD = {"trust": "aggregate"}
@@ -397,11 +398,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("flags", REFUSED)
 def test_what_shares_of_noise_do_not_cover_is_refused_in_one_line(flags, tmp_path):
-    with pytest.raises(ValueError) as caught:
-        run.command(["--trust=aggregate", *flags.split(), f"--out={tmp_path / 'runs'}"])
-    said = str(caught.value)
-    assert said.startswith(REFUSED[flags]) and "\n" not in said and "--" in said
-    assert not list((tmp_path / "runs").glob("*"))
+    check_refused(["--trust=aggregate", *flags.split()], REFUSED[flags], tmp_path / "runs")
 
 
 def test_a_figure_holds_against_all_but_the_aggregation():

@@ -16,8 +16,8 @@ from mechanisms.accounting.events import SampledGaussian
 from mechanisms.plan import planned
 from mechanisms.settings import MAX_BANDS
 from server.curator import Curator
-from sim import run
 from tests import small
+from tests.refusing import check_refused
 from tests.test_curator import CLIENT_UNIT, CLIENTS, World, plan_of
 
 TURNS = 3
@@ -232,11 +232,7 @@ REFUSED = {
 @pytest.mark.parametrize("flags", REFUSED)
 def test_what_has_no_room_beside_turns_is_refused_in_one_line(flags, tmp_path):
     words = ["--trust=server", "--unit=client", "--clients=12", *flags.split()]
-    with pytest.raises(ValueError) as caught:
-        run.command([*words, f"--out={tmp_path / 'runs'}"])
-    said = str(caught.value)
-    assert said.startswith(REFUSED[flags]) and "\n" not in said and "--" in said
-    assert not list((tmp_path / "runs").glob("*"))
+    check_refused(words, REFUSED[flags], tmp_path / "runs")
 
 
 def test_as_many_turns_as_clients_are_possible(tmp_path):
