@@ -17,6 +17,7 @@ from mechanisms.randomness import seed_key
 from server import sealed_json
 from server.manifest import run_of
 from server.records import Summary, largest
+from server.store import MODEL
 from sim.auditing import clients, one_run
 from sim.auditing.bounds import Floats, check_confidence
 from sim.auditing.one_run import Canaries, Guesses, Watched
@@ -148,7 +149,7 @@ def _on_clients(job: Job, count: int | None) -> Attack:
 
 def _models(job: Job, folder: Path) -> tuple[Tensor, Tensor]:
     """The first model and the last, ``[P]``."""
-    layout, final = job.gradients.layout, load((folder / "model.safetensors").read_bytes())
+    layout, final = job.gradients.layout, load((folder / MODEL).read_bytes())
     last = layout.flatten({name: final[name] for name in layout.names})
     return layout.initial(job.model).to(job.device), last.to(job.device)
 

@@ -17,6 +17,7 @@ from typing import Any
 
 from mechanisms import durable
 from server.records import RoundRecord, Summary, largest, read_rounds
+from server.store import ROUNDS
 from sim.config.configuration import Config
 from sim.config.fields import SETTINGS
 from sim.config.names import FORMER
@@ -69,7 +70,7 @@ def save(path: Path, cell: Cell, config: Config, folder: Path, summary: Summary)
     for name in PER_CLIENT:
         short[name] = [largest(short[name])]
     short |= {"caveats": [], "guarantees": [], "run_dir": "", "note": ""}
-    rounds = read_rounds(folder / "rounds.jsonl")
+    rounds = read_rounds(folder / ROUNDS)
     content = {
         "row": cell.row,
         "column": cell.column,

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from server import closing
 from server.records import read_rounds
+from server.store import ROUNDS
 from sim.benching import kept
 from sim.benching.kept import FREE, Result
 from sim.config.configuration import Config, differences, load
@@ -144,4 +145,4 @@ def result(run: Run) -> Result | None:
     """The results of a finished run; None if it is not finished."""
     if (summary := closing.read(run.folder)) is None:
         return run.loaded()
-    return Result(summary, read_rounds(run.folder / "rounds.jsonl"))
+    return Result(summary, read_rounds(run.folder / ROUNDS))

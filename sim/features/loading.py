@@ -130,8 +130,8 @@ def grouped(x: np.ndarray, groups: int) -> np.ndarray:
     In place. No statistic is taken over records. With 0 groups nothing changes; a group without
     variance becomes 0.
     """
-    for chunk in torch.from_numpy(x).split(1024) if groups else ():
-        chunk.copy_(torch.nn.functional.group_norm(chunk, groups))
+    for chunk in torch.from_numpy(x).split(CHUNK) if groups else ():
+        chunk.copy_(F.group_norm(chunk, groups))
     return x
 
 
