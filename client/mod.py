@@ -15,13 +15,13 @@ from flwr.app import Array, ArrayRecord, Context, Error, Message, MetricRecord, 
 from flwr.clientapp.typing import ClientAppCallable
 from flwr.common.constant import ErrorCode
 
-from client.own_ledger import OwnLedger, check_rounds, checked
+from client.own_ledger import OwnLedger, check_rounds
 from mechanisms.accounting import accountant
 from mechanisms.default_arithmetic import default_arithmetic
 from mechanisms.entropy import SystemEntropy
 from mechanisms.local_update import UpdatePlan
 from mechanisms.plan import planned
-from mechanisms.settings import Privacy
+from mechanisms.settings import Privacy, validated
 
 WEIGHT = "num-examples"
 """The metric by which Flower's strategies weight replies; 1 unless it is listed as public."""
@@ -69,7 +69,7 @@ class ClientDpMod:
         OwnLedger(self._folder)
         self._public = _names(public)
         given = {"epsilon": epsilon, "delta": delta, "clip_norm": clip_norm}
-        self.plan = UpdatePlan.of(checked(Privacy, given), rounds)
+        self.plan = UpdatePlan.of(validated(Privacy, given), rounds)
         self.epsilon = accountant.epsilon(planned(self.plan, rounds), delta).epsilon
 
     def __call__(self, message: Message, context: Context, app: ClientAppCallable) -> Message:

@@ -10,9 +10,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-from pydantic import ValidationError
 
 from client import places
 from mechanisms import durable
@@ -182,18 +179,3 @@ def check_rounds(rounds: int) -> int:
             "in which a client may be asked"
         )
     return rounds
-
-
-def checked(kind: type[Any], given: Mapping[str, object]) -> Any:
-    """Settings of some kind.
-
-    Raises:
-        ValueError: the first one that is out of its bound, in one line.
-    """
-    try:
-        return kind(**given)
-    except ValidationError as error:
-        first = error.errors()[0]
-        name = str(first["loc"][0]) if first["loc"] else ", ".join(given)
-        value = f" = {given[name]!r}" if name in given else ""
-        raise ValueError(f"{name}{value} is refused ({first['msg']}): correct it") from None

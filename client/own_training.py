@@ -17,7 +17,7 @@ from torch import nn
 
 from client.messages import TrainRequest
 from client.node import GroupData, Node, Training
-from client.own_ledger import OwnLedger, check_rounds, checked
+from client.own_ledger import OwnLedger, check_rounds
 from client.settings import Local
 from client.sums import SCALE
 from mechanisms import dpsgd
@@ -29,7 +29,7 @@ from mechanisms.gradients.record_gradients import RecordGradients, cross_entropy
 from mechanisms.optimizers import OPTIMIZERS
 from mechanisms.plan import Plan, PlanTable, planned
 from mechanisms.registry import plan_table
-from mechanisms.settings import Privacy, Settings
+from mechanisms.settings import Privacy, validated
 
 NO_SETTINGS: Mapping[str, object] = {}
 
@@ -151,12 +151,12 @@ class RecordDp:
     @property
     def _privacy(self) -> Privacy:
         names = ("epsilon", "delta", "clip_norm", "batch_size")
-        return checked(Privacy, {name: getattr(self, name) for name in names})
+        return validated(Privacy, {name: getattr(self, name) for name in names})
 
     @property
-    def _local(self) -> Settings:
+    def _local(self) -> Local:
         names = ("steps", "lr", "momentum", "optimizer")
-        return checked(Local, {name: getattr(self, name) for name in names})
+        return validated(Local, {name: getattr(self, name) for name in names})
 
 
 @functools.cache

@@ -25,7 +25,7 @@ from mechanisms.accounting.calibration import smallest, smallest_near
 from mechanisms.accounting.calibration_many import interpolated
 from mechanisms.accounting.events import Event
 from mechanisms.batches import passes
-from mechanisms.settings import Privacy, Settings
+from mechanisms.settings import OwnSettings, Privacy, Settings
 
 
 class Plan(Protocol):
@@ -50,9 +50,6 @@ class Claimant(Protocol):
     def most_claims(self, nth: int) -> Charges:
         """The most that the paper charges for the ``nth`` round on top of
         :meth:`Plan.round_charges`; certified 0."""
-
-
-OwnSettings = TypeVar("OwnSettings", bound=Settings)
 
 
 @dataclass(frozen=True)

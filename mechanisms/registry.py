@@ -6,7 +6,6 @@ from importlib import import_module
 from types import MappingProxyType
 
 import numpy as np
-from pydantic import ValidationError
 
 from mechanisms import personal, plugins
 from mechanisms.accounting.accountant import Charges, epsilon
@@ -21,7 +20,7 @@ from mechanisms.plan import (
     kinds_of,
     tabulate,
 )
-from mechanisms.settings import MECHANISM_NAMES, Privacy, Settings
+from mechanisms.settings import MECHANISM_NAMES, Privacy, Settings, validated
 
 MECHANISMS: dict[str, Mechanism] = {
     name: import_module(f"mechanisms.{name}").MECHANISM for name in MECHANISM_NAMES
@@ -64,24 +63,18 @@ def settings_of(privacy: Privacy, tables: object) -> Settings | None:
     if privacy.mechanism in MECHANISMS:
         return getattr(tables, privacy.mechanism, None)
     given = plugins.values("mechanism_settings", privacy.mechanism_settings)
-    kind = mechanism_of(privacy).settings
+    kind, said = mechanism_of(privacy).settings, f"mechanism_settings of {privacy.mechanism}"
     if kind is not None:
         try:
-            return kind(**given)
-        except ValidationError as error:
-            first = error.errors()[0]
-            name, reason = ".".join(map(str, first["loc"])), first["msg"]
-            if first["type"] == "extra_forbidden":
-                reason = f"unknown; known: {', '.join(kind.model_fields)}"
-    elif given:
-        name, reason = next(iter(given)), "it has no settings of its own"
-    else:
-        return None
-    value = f" = {given[name]!r}" if name in given else ""
-    raise ValueError(
-        f"mechanism_settings of {privacy.mechanism}: {name}{value} is refused ({reason}): correct "
-        "it"
-    )
+            return validated(kind, given)
+        except ValueError as fault:
+            raise ValueError(f"{said}: {fault}") from None
+    if given:
+        name, value = next(iter(given.items()))
+        raise ValueError(
+            f"{said}: {name} = {value!r} is refused (it has no settings of its own): leave it out"
+        )
+    return None
 
 
 def plan_table(

@@ -2,9 +2,10 @@
 this: no torch."""
 
 import math
-from typing import Annotated, Any, Literal, Self, get_args
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Self, TypeVar, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 MAX_WHOLE = 10**9
 """Maximum of a whole number that has no maximum of its own."""
@@ -36,6 +37,26 @@ class Settings(BaseModel):
             is_whole = int in (field.annotation, *get_args(field.annotation))
             if is_whole and not any(hasattr(bound, "le") for bound in field.metadata):
                 field.metadata += Field(le=MAX_WHOLE).metadata
+
+
+OwnSettings = TypeVar("OwnSettings", bound=Settings)
+
+
+def validated(kind: type[OwnSettings], given: Mapping[str, object]) -> OwnSettings:
+    """Settings of this kind.
+
+    Raises:
+        ValueError: the first one that is unknown or out of its bound, in one line.
+    """
+    try:
+        return kind(**given)
+    except ValidationError as error:
+        first = error.errors()[0]
+        name, reason = ".".join(map(str, first["loc"])) or ", ".join(given), first["msg"]
+        if first["type"] == "extra_forbidden":
+            reason = f"unknown; known: {', '.join(kind.model_fields)}"
+        value = f" = {given[name]!r}" if name in given else ""
+        raise ValueError(f"{name}{value} is refused ({reason}): correct it") from None
 
 
 def whole(rate: float, records: int) -> int:
