@@ -38,7 +38,7 @@ from sim.commands.guard import main_guard
 from sim.config.configuration import load
 from sim.job.environment import SETTINGS as VARIABLES
 from sim.library import api
-from sim.library.caller import lent
+from sim.library.caller import borrowed_process
 from sim.showing import wording
 from tests import unequal
 from tests.folders import model
@@ -350,7 +350,7 @@ def test_a_run_sees_a_process_as_a_command_makes_it(tmp_path, records, monkeypat
 def test_what_a_run_changes_in_the_process_is_put_back():
     """As Ray does, and the commands; a run of the inline engine changes none of these."""
     before = process()
-    with pytest.raises(KeyError), lent():
+    with pytest.raises(KeyError), borrowed_process():
         os.environ["OMP_NUM_THREADS"], os.environ["ADDED"] = "7", "1"
         os.environ.pop("PATH")
         warnings.formatwarning = sys.excepthook = print
@@ -365,7 +365,7 @@ def test_a_handler_that_is_replaced_without_pythons_knowledge_is_put_back():
     heard: list[int] = []
     before = signal.signal(signal.SIGURG, lambda number, _: heard.append(number))
     try:
-        with lent():
+        with borrowed_process():
             ctypes.CDLL(None).signal(signal.SIGURG, None)
         os.kill(os.getpid(), signal.SIGURG)
     finally:
@@ -377,7 +377,7 @@ def test_a_run_computes_on_its_own_device_whatever_the_callers_default_is():
     """And the caller's is there again afterwards. Meta tensors have no values at all."""
     torch.set_default_device("meta")
     try:
-        with lent():
+        with borrowed_process():
             assert torch.zeros(1).device.type == torch.get_default_device().type == "cpu"
         assert torch.zeros(1).device.type == "meta"
     finally:
@@ -390,11 +390,11 @@ def test_threads_train_one_after_the_other():
     before, entered = process(), threading.Event()
 
     def enter() -> None:  # all that a run does before its work, and in milliseconds
-        with lent():
+        with borrowed_process():
             entered.set()
 
     thread = threading.Thread(target=enter)
-    with lent():
+    with borrowed_process():
         thread.start()
         assert not entered.wait(2)
     thread.join()

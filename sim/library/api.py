@@ -22,7 +22,7 @@ from sim.config.fields import find_setting
 from sim.data.given import keep
 from sim.engines import start
 from sim.job import rundir
-from sim.library.caller import lent
+from sim.library.caller import borrowed_process
 from sim.library.result import Result
 from sim.models.norms import to_group_norm
 from sim.phases.prices import figures_of, outlook_of, prices
@@ -95,7 +95,7 @@ def audit_run(
     if isinstance(canaries, bool):
         raise ValueError(f"canaries is {canaries}: give a whole number")
     asked = _request(settings, config, preset, None)
-    with lent():
+    with borrowed_process():
         found = audit(asked.config, canaries, black_box, confidence, asked.config.run.quiet)
         return Result(found.run_dir)
 
@@ -132,7 +132,7 @@ def price(
             "clients, or one for each"
         )
     curve = None if orders is None else _renyi_orders(orders)
-    with lent():
+    with borrowed_process():
         outlook = outlook_of(asked, None if sizes is None else sizes.tolist())
         return figures_of(asked, prices(outlook), curve)
 
@@ -155,7 +155,7 @@ def _check_switch(name: str, value: Any) -> None:
 
 
 def _trained(asked: Request) -> Result:
-    with lent():
+    with borrowed_process():
         return Result(start.train(asked))
 
 

@@ -25,7 +25,7 @@ from sim.job.environment import set_variables
 
 
 @contextmanager
-def lent() -> Iterator[None]:
+def borrowed_process() -> Iterator[None]:
     """Prepare the process for a run and restore the caller's state on exit, also after exceptions.
 
     One run at a time: other threads wait for the arithmetic. Signal handlers are restored in the

@@ -11,7 +11,7 @@ from sim.comparing.comparison import by_label
 from sim.data import dataset as datasets
 from sim.data.dataset import Dataset
 from sim.data.files import NAMES
-from sim.library.caller import lent
+from sim.library.caller import borrowed_process
 from sim.library.result import Result
 from sim.models.class_maps import class_maps
 from sim.phases.statistics import scaling
@@ -50,7 +50,7 @@ def write_heat_maps(run_dirs: Sequence[Path], count: int, path: Path | None) -> 
         raise ValueError(f"--heat-maps is {count}: give a number of records in 1 .. {MAX_RECORDS}")
     runs = by_label(run_dirs)
     _check(runs)
-    with lent():
+    with borrowed_process():
         dataset, images = _records(next(iter(runs.values())))
         if count > len(dataset.y_test):
             raise ValueError(

@@ -20,7 +20,7 @@ from sim.config.fields import Config
 from sim.data.words import words_of
 from sim.features import loading as features
 from sim.job.device import device_of
-from sim.library.caller import lent
+from sim.library.caller import borrowed_process
 from sim.library.onnx import export
 from sim.models import personal
 from sim.phases.build import model_of
@@ -138,7 +138,7 @@ class Result:
                 has no model of its own.
         """
         tensors, data = self._tensors(), self.config.data
-        with lent():
+        with borrowed_process():
             dataset = features.load(data, device_of(self.config))
             module = model_of(self.config, dataset, words_of(data, dataset))
         if isinstance(tensors, torch.Tensor):
@@ -178,7 +178,7 @@ class Result:
 
     def _example(self) -> torch.Tensor:
         """Two records of zeros, as the model takes them."""
-        with lent():
+        with borrowed_process():
             x = features.load(self.config.data, device_of(self.config)).x
         return torch.from_numpy(np.zeros_like(x[:1])).repeat(2, *[1] * (x.ndim - 1))
 
