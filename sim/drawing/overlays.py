@@ -18,6 +18,7 @@ HEAT: Any = {"cmap": "inferno", "alpha": 0.6, "vmin": 0.0, "vmax": 1.0}
 """How a map lies over its image: what counts most is brightest, and the image shines through."""
 
 
+@matplotlib.rc_context(STYLE)
 def overlays(
     images: np.ndarray,
     captions: Sequence[str],
@@ -38,19 +39,18 @@ def overlays(
     tallest = max(title.count("\n") for title in titles)
     wide = CELL * (1 + len(columns))
     below = textwrap.fill(note, wide // 6)
-    with matplotlib.rc_context(STYLE):
-        high = CELL * len(shown) + 15 * (tallest + below.count("\n") + 3)
-        figure = Plot(high, wide)
-        grid = figure.subplots(len(shown), 1 + len(columns), squeeze=False)
-        for row, image, caption in zip(grid, shown, captions, strict=True):
-            _picture(row[0], image, caption)
-        grid[0, 0].set_title("record")
-        for number, (_, maps, told) in enumerate(columns):
-            for row, image, heat, caption in zip(grid, shown, maps, told, strict=True):
-                _picture(row[1 + number], image, caption)
-                row[1 + number].imshow(heat, interpolation="nearest", **HEAT)
-            grid[0, 1 + number].set_title(titles[number], parse_math=False)
-        figure.supxlabel(below, fontsize=10, x=0.01, ha="left")
+    high = CELL * len(shown) + 15 * (tallest + below.count("\n") + 3)
+    figure = Plot(high, wide)
+    grid = figure.subplots(len(shown), 1 + len(columns), squeeze=False)
+    for row, image, caption in zip(grid, shown, captions, strict=True):
+        _picture(row[0], image, caption)
+    grid[0, 0].set_title("record")
+    for number, (_, maps, told) in enumerate(columns):
+        for row, image, heat, caption in zip(grid, shown, maps, told, strict=True):
+            _picture(row[1 + number], image, caption)
+            row[1 + number].imshow(heat, interpolation="nearest", **HEAT)
+        grid[0, 1 + number].set_title(titles[number], parse_math=False)
+    figure.supxlabel(below, fontsize=10, x=0.01, ha="left")
     return figure
 
 

@@ -47,54 +47,54 @@ def accuracy_and_loss(
     return score, loss
 
 
+@matplotlib.rc_context(STYLE)
 def by_class(accuracies: Sequence[float | None]) -> Plot:
     """The accuracy of each class, as bars; none for a class without records."""
-    with matplotlib.rc_context(STYLE):
-        figure = Plot(180)
-        axes = figure.subplots()
-        axes.bar(np.arange(len(accuracies)), _numbers(accuracies), color=BLUE)
-        axes.set(xlabel="class", ylabel="accuracy", ylim=(0, 1))
-        axes.xaxis.set_major_locator(_whole_numbers())
-        for number, value in enumerate(accuracies):
-            text = f"class {number}: {wording.figure(value)}"
-            figure.told.append((axes, number - 0.5, number + 0.5, text))
-        return figure
+    figure = Plot(180)
+    axes = figure.subplots()
+    axes.bar(np.arange(len(accuracies)), _numbers(accuracies), color=BLUE)
+    axes.set(xlabel="class", ylabel="accuracy", ylim=(0, 1))
+    axes.xaxis.set_major_locator(_whole_numbers())
+    for number, value in enumerate(accuracies):
+        text = f"class {number}: {wording.figure(value)}"
+        figure.told.append((axes, number - 0.5, number + 0.5, text))
+    return figure
 
 
+@matplotlib.rc_context(STYLE)
 def by_client(accuracies: Sequence[float | None]) -> Plot:
     """A histogram of the clients' accuracies, in 20 bins."""
-    with matplotlib.rc_context(STYLE):
-        figure = Plot(180)
-        axes = figure.subplots()
-        counts, edges, _ = axes.hist(_numbers(accuracies), bins=20, range=(0, 1), color=BLUE)
-        axes.set(xlabel="accuracy", ylabel="clients", xlim=(0, 1))
-        axes.yaxis.set_major_locator(_whole_numbers())
-        for count, left, right in zip(np.asarray(counts), edges[:-1], edges[1:], strict=True):
-            text = f"from {left:.2f} to {right:.2f}: clients {count:.0f}"
-            figure.told.append((axes, left, right, text))
-        return figure
+    figure = Plot(180)
+    axes = figure.subplots()
+    counts, edges, _ = axes.hist(_numbers(accuracies), bins=20, range=(0, 1), color=BLUE)
+    axes.set(xlabel="accuracy", ylabel="clients", xlim=(0, 1))
+    axes.yaxis.set_major_locator(_whole_numbers())
+    for count, left, right in zip(np.asarray(counts), edges[:-1], edges[1:], strict=True):
+        text = f"from {left:.2f} to {right:.2f}: clients {count:.0f}"
+        figure.told.append((axes, left, right, text))
+    return figure
 
 
+@matplotlib.rc_context(STYLE)
 def epsilon_by_round(records: Sequence[RoundRecord], target: Epsilon) -> Plot:
     """Certified (largest and median client) and published epsilon by round, with the target."""
-    with matplotlib.rc_context(STYLE):
-        figure = Plot(220)
-        axes = figure.subplots()
-        rounds = [r.round for r in records]
-        lines: dict[str, Sequence[Epsilon]] = {
-            "certified, largest": [r.epsilon_certified_max for r in records],
-            "certified, median": [r.epsilon_certified_median for r in records],
-            "published, largest": [r.epsilon_published_max for r in records],
-        }
-        looks = ((BLUE, "-"), (GREY, "--"), (ORANGE, ":"))
-        for (label, values), (color, style) in zip(lines.items(), looks, strict=True):
-            _by_round(axes, rounds, values, color, label, style)
-        _tell_rounds(figure, rounds, lines, wording.epsilon)
-        _target(axes, target)
-        axes.set(ylabel="epsilon spent")
-        axes.set_ylim(bottom=0)
-        _legend(axes)
-        return figure
+    figure = Plot(220)
+    axes = figure.subplots()
+    rounds = [r.round for r in records]
+    lines: dict[str, Sequence[Epsilon]] = {
+        "certified, largest": [r.epsilon_certified_max for r in records],
+        "certified, median": [r.epsilon_certified_median for r in records],
+        "published, largest": [r.epsilon_published_max for r in records],
+    }
+    looks = ((BLUE, "-"), (GREY, "--"), (ORANGE, ":"))
+    for (label, values), (color, style) in zip(lines.items(), looks, strict=True):
+        _by_round(axes, rounds, values, color, label, style)
+    _tell_rounds(figure, rounds, lines, wording.epsilon)
+    _target(axes, target)
+    axes.set(ylabel="epsilon spent")
+    axes.set_ylim(bottom=0)
+    _legend(axes)
+    return figure
 
 
 def mechanism_metrics(records: Sequence[RoundRecord]) -> dict[str, Plot]:
@@ -108,34 +108,35 @@ def mechanism_metrics(records: Sequence[RoundRecord]) -> dict[str, Plot]:
     return figures
 
 
+@matplotlib.rc_context(STYLE)
 def epsilon_per_client(
     certified: Sequence[Epsilon], published: Sequence[Epsilon], target: Epsilon
 ) -> Plot:
     """The clients' epsilons in ascending order of the certified one."""
-    with matplotlib.rc_context(STYLE):
-        figure = Plot(220)
-        axes = figure.subplots()
-        values, claims = _numbers(certified), _numbers(published)
-        ends = np.unique(np.ceil(np.linspace(0, len(values), MAX_STEPS + 1)).astype(np.int64))
-        order, edges = np.argsort(values, kind="stable")[ends[1:] - 1], ends + 0.5
-        axes.stairs(values[order], edges, fill=True, color=BLUE, alpha=0.15)
-        line: Any = {"baseline": None, "linewidth": 1.8}
-        axes.stairs(values[order], edges, color=BLUE, label="certified", **line)
-        axes.stairs(claims[order], edges, color=ORANGE, linestyle=":", label="published", **line)
-        for client, left, right in zip(order.tolist(), ends[:-1], ends[1:], strict=True):
-            own = f"client {client}"
-            who = own if right == left + 1 else f"{right - left} clients; {own}, the largest"
-            spent, claim = wording.epsilon(certified[client]), wording.epsilon(published[client])
-            text = f"{who}: certified {spent}, published {claim}"
-            figure.told.append((axes, left + 0.5, right + 0.5, text))
-        _target(axes, target)
-        axes.set(xlabel="clients, by epsilon", ylabel="epsilon spent", xlim=(edges[0], edges[-1]))
-        axes.set_ylim(bottom=0)
-        axes.xaxis.set_major_locator(_whole_numbers())
-        _legend(axes)
-        return figure
+    figure = Plot(220)
+    axes = figure.subplots()
+    values, claims = _numbers(certified), _numbers(published)
+    ends = np.unique(np.ceil(np.linspace(0, len(values), MAX_STEPS + 1)).astype(np.int64))
+    order, edges = np.argsort(values, kind="stable")[ends[1:] - 1], ends + 0.5
+    axes.stairs(values[order], edges, fill=True, color=BLUE, alpha=0.15)
+    line: Any = {"baseline": None, "linewidth": 1.8}
+    axes.stairs(values[order], edges, color=BLUE, label="certified", **line)
+    axes.stairs(claims[order], edges, color=ORANGE, linestyle=":", label="published", **line)
+    for client, left, right in zip(order.tolist(), ends[:-1], ends[1:], strict=True):
+        own = f"client {client}"
+        who = own if right == left + 1 else f"{right - left} clients; {own}, the largest"
+        spent, claim = wording.epsilon(certified[client]), wording.epsilon(published[client])
+        text = f"{who}: certified {spent}, published {claim}"
+        figure.told.append((axes, left + 0.5, right + 0.5, text))
+    _target(axes, target)
+    axes.set(xlabel="clients, by epsilon", ylabel="epsilon spent", xlim=(edges[0], edges[-1]))
+    axes.set_ylim(bottom=0)
+    axes.xaxis.set_major_locator(_whole_numbers())
+    _legend(axes)
+    return figure
 
 
+@matplotlib.rc_context(STYLE)
 def curves(
     lines: Mapping[str, Sequence[tuple[float, float]]],
     xlabel: str,
@@ -144,24 +145,24 @@ def curves(
 ) -> Plot:
     """Lines by name, each of points (x, y) in the order of x; ``ticks`` name x = 0, 1, ..."""
     longest = max(map(len, lines), default=0)
-    with matplotlib.rc_context(STYLE):
-        figure = Plot(240 + 18 * len(lines), max(WIDTH, 60 + 8 * longest))
-        axes = figure.subplots()
-        colors = matplotlib.color_sequences["tab10"]
-        for number, (name, points) in enumerate(lines.items()):
-            style = ("-", "--", ":")[number // len(colors) % 3]
-            marker = "o" if len(points) <= 20 else ""
-            xs, ys = zip(*points, strict=True)
-            color = colors[number % len(colors)]
-            axes.plot(xs, ys, label=name, color=color, linestyle=style, marker=marker, markersize=4)
-        axes.set(xlabel=xlabel, ylabel=ylabel)
-        if ticks:
-            axes.set_xticks(range(len(ticks)), ticks)
-        if lines:
-            _legend(axes, columns=1)
-        return figure
+    figure = Plot(240 + 18 * len(lines), max(WIDTH, 60 + 8 * longest))
+    axes = figure.subplots()
+    colors = matplotlib.color_sequences["tab10"]
+    for number, (name, points) in enumerate(lines.items()):
+        style = ("-", "--", ":")[number // len(colors) % 3]
+        marker = "o" if len(points) <= 20 else ""
+        xs, ys = zip(*points, strict=True)
+        color = colors[number % len(colors)]
+        axes.plot(xs, ys, label=name, color=color, linestyle=style, marker=marker, markersize=4)
+    axes.set(xlabel=xlabel, ylabel=ylabel)
+    if ticks:
+        axes.set_xticks(range(len(ticks)), ticks)
+    if lines:
+        _legend(axes, columns=1)
+    return figure
 
 
+@matplotlib.rc_context(STYLE)
 def boxes(
     lines: Mapping[str, Sequence[tuple[float, float]]],
     xlabel: str,
@@ -170,26 +171,26 @@ def boxes(
 ) -> Plot:
     """Boxes by name, side by side, of the y at each x: the median, the middle half, the least and
     the largest. ``ticks`` name x = 0, 1, ..."""
-    with matplotlib.rc_context(STYLE):
-        figure = Plot(240 + 18 * len(lines))
-        axes = figure.subplots()
-        colors, width = matplotlib.color_sequences["tab10"], 0.8 / max(1, len(lines))
-        for number, (name, points) in enumerate(lines.items()):
-            at: dict[float, list[float]] = {}
-            for x, y in points:
-                at.setdefault(x + width * (number - (len(lines) - 1) / 2), []).append(y)
-            color = colors[number % len(colors)]
-            look: dict[str, Any] = {"boxprops": {"facecolor": color, "alpha": 0.5}}
-            look |= {"medianprops": {"color": color}, "widths": 0.9 * width, "whis": (0, 100)}
-            look |= {"patch_artist": True, "manage_ticks": False, "label": name}
-            axes.boxplot(list(at.values()), positions=list(at), **look)
-        axes.set(xlabel=xlabel, ylabel=ylabel)
-        axes.set_xticks(range(len(ticks)), ticks)
-        if lines:
-            _legend(axes, columns=1)
-        return figure
+    figure = Plot(240 + 18 * len(lines))
+    axes = figure.subplots()
+    colors, width = matplotlib.color_sequences["tab10"], 0.8 / max(1, len(lines))
+    for number, (name, points) in enumerate(lines.items()):
+        at: dict[float, list[float]] = {}
+        for x, y in points:
+            at.setdefault(x + width * (number - (len(lines) - 1) / 2), []).append(y)
+        color = colors[number % len(colors)]
+        look: dict[str, Any] = {"boxprops": {"facecolor": color, "alpha": 0.5}}
+        look |= {"medianprops": {"color": color}, "widths": 0.9 * width, "whis": (0, 100)}
+        look |= {"patch_artist": True, "manage_ticks": False, "label": name}
+        axes.boxplot(list(at.values()), positions=list(at), **look)
+    axes.set(xlabel=xlabel, ylabel=ylabel)
+    axes.set_xticks(range(len(ticks)), ticks)
+    if lines:
+        _legend(axes, columns=1)
+    return figure
 
 
+@matplotlib.rc_context(STYLE)
 def partition(counts: np.ndarray) -> Plot:
     """The partition: records per client above, their classes as a heat map below.
 
@@ -199,22 +200,21 @@ def partition(counts: np.ndarray) -> Plot:
     """
     bands, label = _bands(counts)
     clients, classes = counts.shape
-    with matplotlib.rc_context(STYLE):
-        figure = Plot(160 + 14 * min(classes, 20))
-        above, below = figure.subplots(2, 1, sharex=True, height_ratios=(1, 2))
-        edges = np.linspace(-0.5, clients - 0.5, len(bands) + 1)
-        above.stairs(bands.sum(axis=1), edges, fill=True, color=BLUE, alpha=0.8)
-        above.set(ylabel="records")
-        extent = (-0.5, clients - 0.5, classes - 0.5, -0.5)
-        image = below.imshow(
-            bands.T, aspect="auto", interpolation="nearest", cmap=_SHADES, vmin=0, extent=extent
-        )
-        below.set(xlabel=label, ylabel="class")
-        below.grid(False)
-        below.xaxis.set_major_locator(_whole_numbers())
-        below.yaxis.set_major_locator(_whole_numbers())
-        figure.colorbar(image, ax=below, label="records", pad=0.01)
-        return figure
+    figure = Plot(160 + 14 * min(classes, 20))
+    above, below = figure.subplots(2, 1, sharex=True, height_ratios=(1, 2))
+    edges = np.linspace(-0.5, clients - 0.5, len(bands) + 1)
+    above.stairs(bands.sum(axis=1), edges, fill=True, color=BLUE, alpha=0.8)
+    above.set(ylabel="records")
+    extent = (-0.5, clients - 0.5, classes - 0.5, -0.5)
+    image = below.imshow(
+        bands.T, aspect="auto", interpolation="nearest", cmap=_SHADES, vmin=0, extent=extent
+    )
+    below.set(xlabel=label, ylabel="class")
+    below.grid(False)
+    below.xaxis.set_major_locator(_whole_numbers())
+    below.yaxis.set_major_locator(_whole_numbers())
+    figure.colorbar(image, ax=below, label="records", pad=0.01)
+    return figure
 
 
 def _bands(counts: np.ndarray) -> tuple[np.ndarray, str]:
@@ -226,17 +226,17 @@ def _bands(counts: np.ndarray) -> tuple[np.ndarray, str]:
     return bands, f"clients, sorted by their main class (means of {MAX_COLUMNS} bands)"
 
 
+@matplotlib.rc_context(STYLE)
 def sheet(records: np.ndarray, labels: np.ndarray) -> Plot:
     """Records ``[M, ...]`` as small images in rows of ten, each below its label."""
     rows = max(1, -(-len(labels) // SHEET))
-    with matplotlib.rc_context(STYLE):
-        figure = Plot(48 * rows)
-        for place, axes in enumerate(figure.subplots(rows, SHEET, squeeze=False).flat):
-            axes.set_axis_off()
-            if place < len(labels):
-                image = _pixels(records[place])
-                axes.imshow(image, cmap="gray", aspect="auto", interpolation="nearest")
-                axes.set_title(str(labels[place]), pad=2)
+    figure = Plot(48 * rows)
+    for place, axes in enumerate(figure.subplots(rows, SHEET, squeeze=False).flat):
+        axes.set_axis_off()
+        if place < len(labels):
+            image = _pixels(records[place])
+            axes.imshow(image, cmap="gray", aspect="auto", interpolation="nearest")
+            axes.set_title(str(labels[place]), pad=2)
     return figure
 
 
@@ -249,15 +249,15 @@ def _pixels(record: np.ndarray) -> np.ndarray:
     return scaled.reshape(len(scaled), -1) if scaled.ndim > 1 else scaled[None]
 
 
+@matplotlib.rc_context(STYLE)
 def _single(name: str, rounds: Sequence[int], values: Sequence[float | None], ylabel: str) -> Plot:
     """One value by round."""
-    with matplotlib.rc_context(STYLE):
-        figure = Plot(180)
-        axes = figure.subplots()
-        _by_round(axes, rounds, values, BLUE)
-        axes.set(ylabel=ylabel)
-        _tell_rounds(figure, rounds, {name: values}, wording.figure)
-        return figure
+    figure = Plot(180)
+    axes = figure.subplots()
+    _by_round(axes, rounds, values, BLUE)
+    axes.set(ylabel=ylabel)
+    _tell_rounds(figure, rounds, {name: values}, wording.figure)
+    return figure
 
 
 def _by_round(
