@@ -258,3 +258,24 @@ def test_a_delta_outside_its_bounds_is_refused(delta):
         accountant.epsilon({A: 1}, delta)
     with pytest.raises(ValueError, match="delta = "):
         accountant.within({A: 1}, 1.0, delta)
+
+
+@pytest.mark.parametrize(("rate", "noise", "count"), [(1.0, 1e6, 10**10), (1e-3, 10.0, 10**8)])
+def test_very_many_weak_steps_cost_little_more_than_a_gaussian_and_less_at_a_larger_delta(
+    rate, noise, count
+):
+    """Rounding raises each of so many losses that their distribution alone says 24.6 at any delta,
+    where 0.2 is the truth. The steps are together nearly a Gaussian of this mean."""
+    mean = rate * math.sqrt(count) / noise
+
+    def exact(eps: float) -> float:
+        return float(
+            norm.cdf(mean / 2 - eps / mean) - math.exp(eps + norm.logcdf(-mean / 2 - eps / mean))
+        )
+
+    charges, before = {SampledGaussian(rate, noise): count}, 0.0
+    for delta in (1e-9, 1e-6, 1e-3):
+        found = accountant.epsilon(charges, delta).epsilon
+        assert exact(found) <= delta < exact(0.8 * found)
+        assert before == 0.0 or found < before
+        before = found

@@ -41,6 +41,9 @@ ORDERS: tuple[float, ...] = tuple(sorted(PUBLISHED_ORDERS + _QUARTERS + _LARGE))
 
 MAX_KINDS = 1_000
 """Most kinds of steps in charges for privacy loss distributions, which else would take seconds."""
+MANY_STEPS = 100_000
+"""From so many steps on, what rounding adds to each step's losses can outweigh what privacy loss
+distributions gain: Renyi orders are looked at, too."""
 IN_PROGRESS = 0.005
 """Share of delta that pays for epsilons of a run in progress (`server.orders.running`); the
 certified one of its end has the rest, unless an `Allotment` names one order for both."""
@@ -181,9 +184,9 @@ def epsilon(
     """The (epsilon, delta) guarantee of all charges.
 
     The certified one is by privacy loss distributions if every event has dominating pairs, else by
-    Renyi differential privacy, which ``orders`` ask for by name; with hidden rejections, by what
-    gives less. Both hold for events that are fixed in advance. Equal charges are computed once,
-    however many clients carry them.
+    Renyi differential privacy, which ``orders`` ask for by name; with hidden rejections, or very
+    many steps, by what gives less. Both hold for events that are fixed in advance. Equal charges
+    are computed once, however many clients carry them.
 
     Args:
         charges: event -> number of applications.
@@ -221,7 +224,8 @@ def _epsilon(
         return guarantee(dict(items), delta, column, orders or default_orders(column))
     used = [event for event, count in items if count]
     tighter = Guarantee(_by_loss_distributions(items, delta), None)
-    if math.isfinite(tighter.epsilon) and None not in map(dominating.pairs, used):
+    close = sum(count for _, count in items) < MANY_STEPS
+    if close and math.isfinite(tighter.epsilon) and None not in map(dominating.pairs, used):
         return tighter
     by_order = guarantee(dict(items), share_of_the_end(used) * delta, column, ORDERS)
     return min(by_order, tighter, key=lambda one: one.epsilon)
