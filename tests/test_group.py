@@ -115,6 +115,30 @@ def test_two_steps_have_their_exact_epsilon_for_several_records(q, s, k):
     assert delta(found.epsilon) <= share < delta(0.995 * found.epsilon)
 
 
+@pytest.mark.parametrize(("q", "s", "k"), [(1.45e-4, 0.822, 20), (0.3, 1.5, 3), (1.0, 4.0, 3)])
+def test_outcomes_are_looked_at_as_far_as_they_matter(q, s, k):
+    """Beyond the end there is as little as beyond 7 deviations of a normal variable. Kills an end
+    beyond batches that hold all records, however rare those are."""
+    end, little = mixture.farthest(q, s, k, 7.0), float(ndtr(-7.0))
+    weights = [comb(k, j) * q**j * (1 - q) ** (k - j) for j in range(k + 1)]
+    beyond = float(np.dot(weights, ndtr((np.arange(k + 1) - end) / s)))
+    assert 0.99 * little < beyond <= little * (1 + 1e-9)
+
+
+def test_many_records_that_are_rarely_together_cost_what_they_do():
+    """By a composition on another grid it is 0.6390 to 0.6391. With losses of 20 records at once,
+    which no batch will ever hold, it was twice as much: they set the tilt."""
+    found = group.epsilon({SampledGaussian(1.45e-4, 0.822): 500}, 2e-5, 20)
+    assert found.method == "loss distributions"
+    assert 0.639 < found.epsilon < 0.6395
+
+
+def test_losses_beyond_floats_leave_a_figure():
+    """At 50 records in a batch the loss is in the thousands; no batch holds so many."""
+    found = group.epsilon({SampledGaussian(1e-3, 0.8): 50}, 1e-6, 50)
+    assert found.method == "loss distributions" and found.epsilon < 20.0
+
+
 CHARGES: dict[str, dict[Event, int]] = {
     "steps": {SampledGaussian(0.05, 1.5): 30, Gaussian(20.0): 1},
     "shaped noise": {HeterogeneousGaussian(0.05, 2.0, 0.6): 10, PublicLabels(): 1},

@@ -13,7 +13,7 @@ import math
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import comb, erfc, erfcx, xlog1py, xlogy
+from scipy.special import comb, erfc, erfcx, ndtr, xlog1py, xlogy
 
 Floats = NDArray[np.float64]
 
@@ -21,6 +21,8 @@ MAX_RECORDS = 100
 """Most records of a person; a profile takes memory for each number of them."""
 MAX_PASSES = 100
 """Passes of Newton's method, which needs ten."""
+HALVINGS = 20
+"""Halvings of the range in which an end is searched. Every value in it is valid."""
 UNIT = 1e-14
 """A threshold that misses its ratio by this, relatively, doubles the bound on what is rounded."""
 TINY = 1e-300
@@ -39,6 +41,18 @@ def log_weights(rate: float, records: int) -> list[tuple[int, float]]:
 def any_of(rate: float, records: int) -> float:
     """The probability that a batch holds at least one of the records."""
     return -math.expm1(records * math.log1p(-rate)) if rate < 1.0 else 1.0
+
+
+def farthest(rate: float, s: float, records: int, reach: float) -> float:
+    """The outcome beyond which the sum with the records is as rarely as a normal variable beyond
+    ``reach`` deviations, from above: batches that hold all of them may be rarer than that."""
+    j = np.arange(records + 1)
+    weights = comb(records, j) * rate**j * (1.0 - rate) ** (records - j)
+    low, high, little = reach * s, records + reach * s, ndtr(-reach)
+    for _ in range(HALVINGS):
+        middle = 0.5 * (low + high)
+        low, high = (middle, high) if weights @ ndtr((j - middle) / s) > little else (low, middle)
+    return high
 
 
 def log_mean(x: Floats, terms: list[tuple[int, float]], s: float) -> tuple[Floats, Floats]:

@@ -30,6 +30,9 @@ Floats = NDArray[np.float64]
 ROUNDING = 1e-14
 """Bound on the error of a profile, relative to the terms whose difference it is."""
 
+LARGEST = 700.0
+"""Largest loss whose exponential is taken; that of a much larger one is no float."""
+
 
 class Dominating(Protocol):
     """A pair of distributions that is at least as far apart as what an application releases, in
@@ -206,7 +209,8 @@ def _ends(part: Part, reach: float) -> list[float]:
     _, _, rate, noise, records, replaced = part
     if math.isinf(noise):
         return [0.0]
-    ends = (-reach * noise, records + reach * noise)
+    far = mixture.farthest(rate, noise, records, reach) if records > 1 else 1.0 + reach * noise
+    ends = (-reach * noise, far)
     least, most = (float(loss(x, rate, noise, records)) for x in ends)
     if replaced:
         return [-most, float(fixed_batch.log_ratio(ends[1], rate, noise))]
@@ -223,7 +227,7 @@ def _variance(part: Part, adding: bool) -> float:
     losses = loss(x, q, s, records)
     density = np.exp(-0.5 * (x / s) ** 2)
     if not adding:
-        density = density * np.exp(losses)
+        density = density * np.exp(np.minimum(losses, LARGEST))
     mass = density / density.sum()
     mean = float(mass @ losses)
     return float(mass @ (losses - mean) ** 2)
