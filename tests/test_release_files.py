@@ -191,6 +191,16 @@ def test_a_release_has_the_expected_files_and_what_is_not_noisy_in_them_does_not
     )
 
 
+def test_the_page_about_releases_names_all_of_their_files():
+    """Kills a file that is written and declared nowhere."""
+    page = Path(__file__).parents[1] / "docs" / "privacy.md"
+    table = page.read_text(encoding="utf-8").split("## The files of a release")[1]
+    tops = {
+        name.partition("/") for name in ALWAYS | phase("", 1, 2) | set().union(*BESIDE.values())
+    }
+    assert {top + slash for top, slash, _ in tops} <= set(re.findall(r"`([\w./]+)`", table))
+
+
 def test_of_a_simulation_the_same_comparison_finds_the_labels(release):
     """The comparison is able to fail: a simulation's files are for the one who has the records
     anyway."""
