@@ -60,7 +60,7 @@ MECHANISMS = {
     "--hero-floor=0.5 --sample-rate=0.5".replace("--batch-size=4 ", ""),
     "dphero-quantile": f"{SMALL} --mechanism=dphero --clip-quantile=0.3 --keep-state "
     "--optimizer=adam --lr=0.1",
-    "screening": f"{SMALL} --mechanism=screening --screening-clip=0.3 --epsilon=90 --rounds=2",
+    "screening": f"{ALIKE} --mechanism=screening --screening-clip=0.3 --epsilon=90 --rounds=2",
     "screening-public": f"{SMALL} --mechanism=screening --screening-data=public "
     "--public-records=14 --screening-gain=40 --screening-stages=2",
     "screening-unproved": f"{SMALL} --mechanism=screening --screening-clip=none --allow-unproved "
