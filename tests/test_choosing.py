@@ -235,6 +235,16 @@ def test_what_has_no_price_is_refused(tmp_path, parts, said):
     assert Tries(2.0, cells(tmp_path, clients=4)).mean == 2.0
 
 
+def test_the_best_of_runs_at_a_paper_s_claim_has_no_price(tmp_path, capsys):
+    """By a recipe that states this budget, as by the flag: how many steps such a run pays for
+    depends on what it has accepted."""
+    path = recipe(tmp_path)
+    path.write_text('budget = "published"\n' + path.read_text())
+    assert tuned(tmp_path, str(path), "--tries=2") == 2
+    assert "slow, 1: the recipe's budget is published" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
 def test_the_dearest_cell_and_client_are_priced():
     """Kills the first cell's price, the last one's, and a single client's."""
     sizes, words = (300, 40, 90), ["--clients=3", "--steps=2", "--batch-size=20", "--epsilon=9"]

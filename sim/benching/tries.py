@@ -43,6 +43,11 @@ class Tries:
             data = run.config.data
             if run.cell.reach is not None:
                 raise ValueError(f"column {run.cell.column} has reach: with --tries leave it out")
+            if run.config.privacy.budget == "published":
+                raise ValueError(
+                    f"{run.cell.label}: the recipe's budget is published, and --tries prices the "
+                    "best by its certified epsilon: train it without --tries"
+                )
             if data.clients > 1 and data.partition not in EQUAL_SIZES:
                 raise ValueError(
                     f"{run.cell.label}: with partition = {data.partition} clients' sizes, and with "
