@@ -38,7 +38,7 @@ MECHANISMS = {
     "dpsgd-strict": f"{SMALL} --strict-delta --delta=1e-3 --evaluate-every=2",
     "dpsur-visible": (f"{SMALL} --mechanism=dpsur --dpsur-validation-noise=0.8", REPORT),
     "dpsur-selective": (
-        f"{SMALL} --mechanism=dpsur --dpsur-accounting=selective --delta=1e-3 "
+        f"{ALIKE} --mechanism=dpsur --dpsur-accounting=selective --delta=1e-3 "
         "--dpsur-loss-clip=0.05 --dpsur-beta=-0.4 --epsilon=90"
     ),
     "dpsur-every": f"{SMALL} --mechanism=dpsur --dpsur-accounting=every-trial --noise-decay=0.5 "
@@ -186,17 +186,18 @@ CENTRAL = {
     "central-adaptive": "central --dataset=plain.npz --mechanism=dpis --batch-size=8 --epsilon=9 "
     "--steps=3 --momentum=0.5",
 }
-_PAIR = f"run {CHUNKS} --dataset=plain.npz --clients=2 --partition=quantity {NOISE} --batch-size=9"
+_ALONE = f"run --dataset=plain.npz --clients=1 {NOISE} --batch-size=9"
+_PAIR = f"{_ALONE} {CHUNKS} --partition=quantity".replace("clients=1", "clients=2")
 VERIFIED = {
     "verified": (f"{_PAIR} --steps=2", VERIFY),
-    "verified-fixed": (f"{_PAIR} --sampling=fixed", VERIFY),
-    "verified-shuffled": (f"{_PAIR} --sampling=shuffled", VERIFY),
+    "verified-fixed": (f"{_ALONE} --sampling=fixed --rounds=1", VERIFY),
+    "verified-shuffled": (f"{_ALONE} --sampling=shuffled", VERIFY),
     "verified-public": (
-        f"{_PAIR} --mechanism=screening --screening-data=public --public-records=9",
+        f"{_ALONE} --mechanism=screening --screening-data=public --public-records=9",
         VERIFY,
     ),
     "verified-shared": (
-        f"{_PAIR} --strategy=fedfed --shared-source=distilled --distill-rounds=1 "
+        f"{_ALONE} --strategy=fedfed --shared-source=distilled --distill-rounds=1 "
         "--public-labels --share-rate=0.7",
         VERIFY,
     ),
