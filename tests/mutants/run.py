@@ -176,13 +176,13 @@ def known() -> dict[str, str]:
 def in_turn(mutants: Sequence[Mutant]) -> list[Mutant]:
     """Those that the results know: the ones that changed since first; the order of the others
     depends on all code."""
-    last = known()
-    turn = hashlib.sha256("".join(mutant.digest() for mutant in mutants).encode())
+    last, digests = known(), {mutant.name: mutant.digest() for mutant in mutants}
+    turn = hashlib.sha256("".join(digests.values()).encode())
 
     def place(mutant: Mutant) -> tuple[bool, str]:
         drawn = turn.copy()
         drawn.update(mutant.name.encode())
-        return last[mutant.name] == mutant.digest(), drawn.hexdigest()
+        return last[mutant.name] == digests[mutant.name], drawn.hexdigest()
 
     return sorted((mutant for mutant in mutants if mutant.name in last), key=place)
 

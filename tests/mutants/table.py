@@ -1,8 +1,12 @@
 """The tables of mutants: ``*.toml`` beside this file, one entry an edit, grouped by the edited
 file."""
 
+import ast
+import functools
 import hashlib
+import io
 import re
+import tokenize
 import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,14 +31,53 @@ class Mutant:
     tests: tuple[str, ...]
 
     def digest(self, root: Path = ROOT) -> str:
-        """Of the edit, its file and the files of its tests: what a result holds for."""
-        files = [self.file, *sorted({f"tests/{test.partition('::')[0]}" for test in self.tests})]
+        """Of the edit, its file's code and that of its tests: what a result holds for."""
+        places = [(self.file, ""), *sorted(_place(test) for test in self.tests)]
         parts = [
-            self.old.encode(),
-            self.new.encode(),
-            *((root / file).read_bytes() for file in files),
+            self.old,
+            self.new,
+            *(_code((root / file).read_text(), name) for file, name in places),
         ]
-        return hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
+        return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
+
+
+def _place(test: str) -> tuple[str, str]:
+    """The file of a test and the function or class in it, if it names one."""
+    file, _, name = test.partition("[")[0].partition("::")
+    return f"tests/{file}", name.partition("::")[0]
+
+
+def _code(text: str, test: str) -> str:
+    """A file's code; of one of which a test is named, without its other tests."""
+    lines, tests = _lines_and_tests(text)
+    others = [span for name, span in tests.items() if test and name != test]
+    kept = set(range(len(lines))).difference(*others)
+    return "\n".join(lines[at] for at in sorted(kept) if lines[at])
+
+
+@functools.cache
+def _lines_and_tests(text: str) -> tuple[list[str], dict[str, range]]:
+    """A file's lines without comments and docstrings, and where its tests are."""
+    lines = text.splitlines()
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type == tokenize.COMMENT:
+            line, column = token.start
+            lines[line - 1] = lines[line - 1][:column]
+    tree, tests = ast.parse(text), {}
+    for node in ast.walk(tree):
+        value = node.value if isinstance(node, ast.Expr) else None
+        if isinstance(value, ast.Constant) and isinstance(value.value, str):
+            for at in _span(value):
+                lines[at] = ""
+    for node in tree.body:
+        is_named = isinstance(node, ast.FunctionDef | ast.ClassDef)
+        if is_named and node.name.lower().startswith("test"):
+            tests[node.name] = _span(*node.decorator_list, node)
+    return [line.rstrip() for line in lines], tests
+
+
+def _span(*nodes: ast.expr | ast.stmt) -> range:
+    return range(nodes[0].lineno - 1, nodes[-1].end_lineno or 0)
 
 
 def load(folder: Path = HERE) -> list[Mutant]:
