@@ -25,8 +25,9 @@ DENSITY = 4.0  # grid points per standard deviation s, at least
 BEND = 2.0  # and per s^2, the width in which the likelihood ratio bends, at least
 FINEST = 16.0  # points per s at most: where s is below 1/8, the bend is too far out to count
 TAIL = 9.0  # standard deviations kept on each side; what is left out is below 1e-18 relative
-SERIES_BELOW = 0.01  # |log(1 + u)| under which (1 + u)^a - 1 - a u is taken from its Taylor series
-SHORT = 0.11  # and |a log(1 + u)|: what is left out of the series is below 2e-12 relative
+# (1 + u)^a - 1 - a u is taken from its Taylor series where terms near 1 would lose its digits
+SERIES_BELOW = 0.03  # in |log(1 + u)|
+SHORT = 0.11  # and in |a log(1 + u)|: what is left out of the series is below 2e-12 relative
 BLOCK = 1 << 20  # grid points evaluated at once
 MIN_SPREAD = 0.005  # smaller multipliers take chords between integer orders, not a fine grid
 
