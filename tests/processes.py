@@ -18,9 +18,12 @@ NEEDS_PROC = pytest.mark.skipif(
 
 
 def wait_for(condition: Callable[[], object], process: subprocess.Popen | None = None) -> None:
-    """Until the condition holds, or the process, if there is one, has ended."""
+    """Until the condition holds, or the process, if there is one, has ended. A condition that takes
+    long is looked at less often: what is waited for needs the processor."""
+    began = time.thread_time()
     while not condition() and (process is None or process.poll() is None):
-        time.sleep(0.002)
+        time.sleep(max(0.002, 4 * (time.thread_time() - began)))
+        began = time.thread_time()
 
 
 def finish(process: subprocess.Popen) -> None:
