@@ -167,7 +167,7 @@ def test_a_release_trains_on_the_grid(tmp_path, mechanism):
 
     flags = (
         "--release --clients 3 --rounds 2 --steps 2 --sample-rate 0.5 --engine inline --quiet "
-        f"--mechanism {mechanism}"
+        f"--mechanism {mechanism} --noise-multiplier 5 --epsilon none"
     )
     folder = train(parse([*flags.split(), "--out", str(tmp_path)], "run", ""))
     assert (folder / "model.safetensors").exists()

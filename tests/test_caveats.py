@@ -20,12 +20,12 @@ from sim.config.recipe import Cell, Column, Recipe, Row
 from sim.run import command
 from sim.showing.run import read_run
 
-FEDFED = "--strategy fedfed --shared-source distilled --rounds 2"
+FEDFED = "--strategy fedfed --shared-source distilled --distill-rounds 2 --rounds 2"
 RECIPE = Recipe(title="title", columns=(Column(name="column"),), rows=(Row(name="row"),))
 DPSUR = "--mechanism dpsur --noise-multiplier 5 --dpsur-validation-noise 8 --steps 2 --rounds 2"
 SCREENING = (
     "--mechanism screening --noise-multiplier 5 --screening-data own --screening-clip 0.5 "
-    "--steps 2 --rounds 2"
+    "--screening-stages 2 --steps 2 --rounds 2"
 )
 
 

@@ -43,10 +43,12 @@ RUNS = {
     "dpsgd distill": "--strategy fedfed --shared-source distilled --distill-rounds 2",
     "dpsgd fraction": "--max-participations 2 --noise-multiplier 9",
     "dpsur": "--mechanism dpsur",
-    "dpsur selective": "--mechanism dpsur --dpsur-accounting selective --dpsur-validation-noise 2",
+    "dpsur selective": "--mechanism dpsur --dpsur-accounting selective --dpsur-validation-noise 2 "
+    "--noise-multiplier 9 --epsilon none",
     "dpis": "--mechanism dpis",
     "dphero": "--mechanism dphero --hero-clipping isotropic --hero-floor 0.4",
-    "screening": "--mechanism screening --noise-multiplier 20 --epsilon none --rounds 2",
+    "screening": "--mechanism screening --screening-stages 2 --noise-multiplier 20 --epsilon none "
+    "--rounds 2",
     "dpagd": "--mechanism dpagd",
 }
 CLAIMS = (PaperClaim.kind, ClassicClaim.kind)

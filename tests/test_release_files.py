@@ -25,7 +25,8 @@ DPSUR = (
     "--dpsur-accounting selective"
 )
 SCREENING = (
-    "--mechanism screening --noise-multiplier 5 --screening-data own --screening-clip 0.5 --steps 2"
+    "--mechanism screening --noise-multiplier 5 --screening-data own --screening-clip 0.5 "
+    "--screening-stages 2 --steps 2"
 )
 RUNS = {
     "dpsgd": "",
