@@ -279,6 +279,7 @@ def test_the_page_of_the_project_is_not_written_of_cells_that_are_kept_elsewhere
     page = tmp_path / "project" / "docs" / "leaderboard.md"
     page.parent.mkdir(parents=True)
     monkeypatch.setattr(bench_flags, "ROOT", tmp_path / "project")
+    monkeypatch.setattr("sim.benching.files.RECIPES", tmp_path)
     flags = (str(finished(tmp_path)), "--seeds=4,7", "--hours=0")
     assert command(tmp_path, *flags, f"--cells={tmp_path / 'cells'}") == 0 and not page.exists()
     assert command(tmp_path, *flags) == 0 and page.is_file()
@@ -360,8 +361,7 @@ def test_a_damaged_record_of_a_round_is_named(tmp_path, capsys):
     path = finished(tmp_path)
     file = tmp_path / "out" / "small-certified" / "a_3_seed-4" / "rounds.jsonl"
     file.write_text("[" * 5000 + "]" * 4999 + "}\n")
-    words = [str(path), "--seeds=4", f"--out={tmp_path / 'out'}"]
-    assert main_guard(bench.command, [*words, "--hours=0"]) == 2
+    assert command(tmp_path, str(path), "--seeds=4", f"--cells={tmp_path / 'cells'}") == 2
     err = capsys.readouterr().err
     assert err.startswith(f"error: {file} has been changed: restore it") and err.count("\n") == 1
 
