@@ -17,19 +17,14 @@ def worlds(tmp_path_factory):
         yield found
 
 
-@pytest.mark.parametrize("kind", DEFAULT[1:])
+CRASHES = {"simulation": 40, "adaptive simulation": 40, "release": None} | dict.fromkeys(NEW, 15)
+"""How many are tried, by kind; all of a release."""
+
+
+@pytest.mark.parametrize("kind", CRASHES)
 def test_a_run_that_dies_at_any_of_its_operations_is_resumed(worlds, kind):
-    once(worlds[kind])
-
-
-SOME = {DEFAULT[0]: 60} | dict.fromkeys(NEW, 20)
-"""The number of crashes, by kind."""
-
-
-@pytest.mark.parametrize("kind", SOME)
-def test_a_run_of_another_kind_that_dies_at_some_of_its_operations_is_resumed(worlds, kind):
-    """Any operation is for `test_a_run_that_dies_twice_at_any_of_its_operations_is_resumed`."""
-    once(worlds[kind], SOME[kind])
+    """`test_a_run_that_dies_twice_at_any_of_its_operations_is_resumed` tries all of all kinds."""
+    once(worlds[kind], CRASHES[kind])
 
 
 def test_a_release_that_dies_again_while_it_goes_on_is_resumed(worlds):
