@@ -1,8 +1,6 @@
 """The second path's bounds on tested steps: the worst tests before a little noise, and laws that
 dominate them."""
 
-import math
-
 import numpy as np
 import pytest
 from flint import arb, ctx
@@ -46,15 +44,13 @@ def test_no_test_makes_more_of_a_curve_and_one_makes_as_much(name, turned):
     trial = trials.tested(event)
     assert trial is not None
     worst = trials.Worst(trial, smooth.spread / 2.0, turned)
-    losses = smooth.space * np.arange(120)
-    most = worst.before(curve, losses)
-    for place in (0, 60):
-        x = math.exp(losses[place])
+    losses = smooth.space * np.array([0, 60])
+    for x, most in zip(np.exp(losses), worst.before(curve, losses), strict=True):
         released = (world.released(*one) for one in world.tests(smooth, x))
         found = max(float(smooth(ours, x * theirs).sum()) for ours, theirs in released)
         least = float(smooth(np.ones(1), np.full(1, x))[0])
-        assert least <= found <= most[place] * (1 + 1e-4)
-        assert most[place] - least < 1.08 * (found - least)
+        assert least <= found <= most * (1 + 1e-4)
+        assert most - least < 1.08 * (found - least)
 
 
 @pytest.mark.slow
@@ -178,8 +174,8 @@ def test_at_the_ends_of_all_ranges_there_are_curves_or_none(fields, accounting):
     trial = trials.tested(DpsurStep(*fields, accounting))
     assert trial is not None
     if trial.lowest > covers.MIN_ACCEPTANCE:
-        noise = covers.Noise(0.1)
-        most = trials.Worst(trial, 0.05, False).before(noise.curve, 0.01 * np.arange(20))
+        noise = covers.Noise(0.4)
+        most = trials.Worst(trial, 0.2, False).before(noise.curve, 0.01 * np.arange(20))
         least = noise.curve.at(np.exp(0.01 * np.arange(20)))
         assert (most >= least * (1 - 1e-9)).all() and (most <= 1.0 + 1e-9).all()
 
