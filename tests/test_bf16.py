@@ -13,6 +13,7 @@ from sim.run import command
 from tests.record_models import GENERAL, TAPPED
 from tests.refusing import refusal
 
+pytestmark = pytest.mark.usefixtures("no_report")
 CASES = ("mlp", "conv2d", "conv2d, groups", "conv1d", "conv3d", "groupnorm", "long sequence")
 WIDTH, BOUND = 16, torch.tensor([0.5, 3.0])
 

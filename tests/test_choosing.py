@@ -23,6 +23,7 @@ from sim.config.recipe import read
 from sim.phases.prices import of_best, outlook_of, prices
 from tests.test_bench_command import finished
 
+pytestmark = pytest.mark.usefixtures("no_report")
 DELTA = 1e-5
 Floats = np.ndarray
 masses = st.lists(st.floats(0.01, 1.0), min_size=2, max_size=6)
