@@ -273,6 +273,7 @@ def test_a_name_that_is_taken_is_refused_before_anything_is_trained(tmp_path, ca
     assert capsys.readouterr().err.endswith("/a exists; give another --name\n")
 
 
+@pytest.mark.usefixtures("few_trees")
 def test_a_run_that_has_taken_the_name_meanwhile_is_left_alone(data, tmp_path, monkeypatch):
     """Attacks that begin in the same second choose the same name, too."""
     taken, trained = tmp_path / "a" / "config.toml", repetition.repetition
@@ -291,6 +292,7 @@ def test_a_run_that_has_taken_the_name_meanwhile_is_left_alone(data, tmp_path, m
     assert not list(tmp_path.glob(".*"))
 
 
+@pytest.mark.usefixtures("few_trees")
 @pytest.mark.parametrize("file", ["config.toml", "attack.json"])
 def test_an_attack_that_cannot_write_leaves_no_run_directory(data, tmp_path, monkeypatch, file):
     whole = durable.write
@@ -312,6 +314,7 @@ def test_an_attack_that_cannot_write_leaves_no_run_directory(data, tmp_path, mon
     ]
 
 
+@pytest.mark.usefixtures("few_trees")
 def test_a_folder_of_an_attack_is_taken_for_no_run(data, tmp_path, capsys):
     attacked(tmp_path, data, *QUICK, "--attacks=partial", "--targets=1")
     for command, words in ((report.command, ()), (run.command, ("--resume",))):
