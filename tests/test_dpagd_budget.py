@@ -81,7 +81,7 @@ OWN = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=15)
+@settings(max_examples=8)
 @given(OWN, st.sampled_from([0.3, 1.0]), st.floats(0.3, 20.0), st.integers(1, 3), st.booleans())
 def test_the_filter_never_overspends(own, rate, noise, steps, keep):
     one = plan(rate, noise, steps, **own)

@@ -238,7 +238,7 @@ SUMMING = {
 }
 
 
-@settings(max_examples=12)
+@settings(max_examples=6)
 @given(
     st.lists(st.floats(0.2, 12.0), min_size=2, max_size=4),
     st.sampled_from(["dpsgd", "dpis", *SUMMING]),

@@ -37,7 +37,7 @@ def trained(folder, **given) -> sim.Result:
 def world(folder, **given):
     """Many clients of equal size that have paid for their scores, and a run directory."""
     folder.mkdir(exist_ok=True)
-    x = np.random.default_rng(0).normal(size=(10 * CLIENTS, 3)).astype(np.float32)
+    x = np.random.default_rng(0).normal(size=(5 * CLIENTS, 3)).astype(np.float32)
     y = (x[:, 0] > 0).astype(np.int64)
     np.savez(folder / "records.npz", x=x, y=y, x_test=x[:9], y_test=y[:9])
     more = {"dataset": str(folder / "records.npz"), "clients": CLIENTS, "partition": "iid"}
@@ -75,8 +75,8 @@ def test_scores_are_the_records_that_are_found_behind_the_noise_that_is_charged(
     (event,) = ledger.read(folder / "ledger")[CLIENTS - 1]
     found, sizes = evaluation._released(job, model_of(job), folder)
     right, _ = evaluation._rights(job, model_of(job), folder)
-    true = right.reshape(CLIENTS, 10).sum(axis=1)
-    assert (sizes == 10).all() and len(set(true.tolist())) > 4
+    true = right.reshape(CLIENTS, 5).sum(axis=1)
+    assert (sizes == 5).all() and len(set(true.tolist())) > 4
     noise = found - true
     assert event == Gaussian(NOISE) and alarms(noise, NOISE) == set()
     controls = ("noise x 0.67", "noise x 1.5", "Laplace of the same deviation")
