@@ -1,5 +1,6 @@
 """A small federation: four clients with random records, and a model of two layers."""
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -43,6 +44,12 @@ def model() -> nn.Module:
     return module
 
 
+@functools.cache
+def gradients() -> RecordGradients:
+    """Those of the model. The trial of a model takes longer than a step."""
+    return RecordGradients(model())
+
+
 def start(module: nn.Module) -> torch.Tensor:
     """The model's parameters ``[P]``."""
     return RecordGradients(module).layout.initial(module)
@@ -66,7 +73,7 @@ def cohort(
     round."""
     clients = range(len(plans)) if clients is None else clients
     return Cohort(
-        gradients=RecordGradients(module or model()),
+        gradients=RecordGradients(module) if module else gradients(),
         data=CohortData(x, Y, [OWNED[c] for c in clients]),
         plans=plans,
         streams=streams(clients, seed),
@@ -105,8 +112,8 @@ def node(
 ) -> Node:
     """A node, of DPSGD unless it is said otherwise, whose files are in ``folder``."""
     sizes = np.array([len(own) for own in OWNED])
-    gradients = RecordGradients(module or model())
-    training = Training(mechanism, gradients, optimizer or sgd(), rate or _rate, seed, guide=guide)
+    own = RecordGradients(module) if module else gradients()
+    training = Training(mechanism, own, optimizer or sgd(), rate or _rate, seed, guide=guide)
     data = GroupData(
         X, Y, lambda client: OWNED[client], [np.array(c) for c in chunks], sizes, shared=shared
     )
