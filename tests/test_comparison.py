@@ -155,6 +155,9 @@ def test_what_cannot_be_compared_is_said(tmp_path, changed, note):
     other = unequal.run_directory(tmp_path / "c", **changed)
     alike, unlike = sections(runs)["Results"], sections([runs[0], other])["Results"]
     assert note in unlike and note not in alike and caveats.TRIES in alike
+
+
+def test_runs_of_other_units_other_records_and_unfinished_ones_are_told_apart(tmp_path):
     units = [
         unequal.run_directory(tmp_path / unit, trust="server", unit=unit)
         for unit in ("record", "client")
@@ -166,9 +169,8 @@ def test_what_cannot_be_compared_is_said(tmp_path, changed, note):
     fewer = unequal.run_directory(tmp_path / "v3", **held | {"validation_records": 8}, seed=1)
     assert comparison._OTHER_RECORDS in sections([again[0], fewer])["Results"], "fewer of them"
     half = unequal.run_directory(tmp_path / "d", finished=False)
-    assert (
-        wording.UNDER_WAY not in alike and wording.UNDER_WAY in sections([*runs, half])["Results"]
-    )
+    assert wording.UNDER_WAY not in sections(units)["Results"]
+    assert wording.UNDER_WAY in sections([*units, half])["Results"]
 
 
 def test_two_runs_of_one_name_have_their_paths(tmp_path):
