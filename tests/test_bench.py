@@ -55,11 +55,15 @@ published = { dpsur_accounting = "selective" }
 
 @pytest.fixture
 def records(tmp_path) -> str:
+    return records_in(tmp_path)
+
+
+def records_in(folder: Path) -> str:
     rng = np.random.default_rng(0)
     y = rng.integers(0, 3, 360)
     x = (rng.normal(size=(360, 6)) + y[:, None]).astype(np.float32)
-    np.savez(tmp_path / "records.npz", x=x[60:], y=y[60:], x_test=x[:60], y_test=y[:60])
-    return str(tmp_path / "records.npz")
+    np.savez(folder / "records.npz", x=x[60:], y=y[60:], x_test=x[:60], y_test=y[:60])
+    return str(folder / "records.npz")
 
 
 def recipe(folder: Path, records: str, more: str = SECOND, **replaced: str) -> Path:

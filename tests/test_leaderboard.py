@@ -26,20 +26,29 @@ from sim.commands.guard import main_guard
 from sim.config.configuration import load
 from sim.config.recipe import cells, read
 from tests import unequal
-from tests.test_bench import recipe, records, run
+from tests.test_bench import recipe, records, records_in, run
 
 __all__ = ["records"]
 pytestmark = pytest.mark.usefixtures("no_report")
 
 
-@pytest.fixture
-def filled(tmp_path, records):
-    """A recipe of four cells, of which two have one seed and one has two; with its files alone."""
-    path, out, files = recipe(tmp_path, records), tmp_path / "out", tmp_path / "cells"
-    run(path, out, "--columns=2", f"--cells={files}")
-    run(path, out, "--columns=2", "--rows=DPSGD", "--seeds=0,1", f"--cells={files}")
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("trained")
+    path, out, files = recipe(folder, records_in(folder)), folder / "out", folder / "cells"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sim.engines.session.write_report", lambda folder: folder)
+        run(path, out, "--columns=2", f"--cells={files}")
+        run(path, out, "--columns=2", "--rows=DPSGD", "--seeds=0,1", f"--cells={files}")
     shutil.rmtree(out)
-    return path, tmp_path / "elsewhere", files
+    return folder
+
+
+@pytest.fixture
+def filled(tmp_path, trained):
+    """A recipe of four cells, of which two have one seed and one has two; with its files alone."""
+    folder = shutil.copytree(trained, tmp_path / "filled")
+    return folder / "small.toml", tmp_path / "elsewhere", folder / "cells"
 
 
 def test_small_files_are_all_that_another_machine_needs(filled, monkeypatch):
@@ -203,11 +212,10 @@ def test_an_end_that_cannot_be_is_refused(tmp_path, records, capsys, flags, part
     assert part in err and err.count("\n") == 1
 
 
-def test_a_cell_costs_what_its_timed_runs_took_on_average(filled, monkeypatch):
+def test_a_cell_costs_what_its_timed_runs_took_on_average(tmp_path, records, monkeypatch):
     """Of two cells with two seeds each, one of which was timed once. Kills times that are added
     up, and a run without a time that counts as one."""
-    path, out, _ = filled
-    runs = plan(read(path), out / "small-certified", "certified", [0, 1, 2], {})
+    runs = plan(read(recipe(tmp_path, records)), tmp_path / "out", "certified", [0, 1, 2], {})
     times = {("DPSGD", "2"): (20.0, None), ("DPSUR, beta 0", "2"): (14.0, 18.0)}
 
     def timed(run):
