@@ -24,6 +24,7 @@ from sim.commands.flags import parse
 from sim.config.configuration import load
 from sim.engines.start import train
 
+pytestmark = pytest.mark.usefixtures("no_report")
 ROOT = Path(__file__).parents[1]
 EXAMPLE = ROOT / "docs" / "new-mechanism.md"
 PRIVATE = [name for name, row in MECHANISMS.items() if row.private]
@@ -66,7 +67,6 @@ def test_a_run_meets_its_budget_and_its_files_say_so(tmp_path, mechanism):
     assert 0.5 * 4 < recomputed <= 4
 
 
-@pytest.mark.usefixtures("no_report")
 @pytest.mark.parametrize("mechanism", [*MECHANISMS, OWN])
 def test_grouping_changes_no_bit(tmp_path, mechanism):
     models = [
@@ -79,7 +79,6 @@ def test_grouping_changes_no_bit(tmp_path, mechanism):
     assert all(torch.equal(models[0][name], models[1][name]) for name in models[0])
 
 
-@pytest.mark.usefixtures("no_report")
 @pytest.mark.parametrize("mechanism", [*MECHANISMS, OWN])
 def test_chunks_change_rounding_only(tmp_path, mechanism):
     """A cohort of two clients is two cohorts of one. (One step: DP-Hero's eigenvectors amplify
@@ -95,7 +94,7 @@ def test_chunks_change_rounding_only(tmp_path, mechanism):
         torch.testing.assert_close(models[0][name], models[1][name], rtol=1e-3, atol=1e-3)
 
 
-def test_a_mechanism_of_one_s_own_is_the_same_in_the_project(tmp_path, no_report):
+def test_a_mechanism_of_one_s_own_is_the_same_in_the_project(tmp_path):
     """There it is one file and one name, and a table of settings; here without those, at their
     defaults. It trains for what DPSGD costs."""
     for package in ("client", "mechanisms", "server", "sim", "strategies"):
