@@ -44,7 +44,9 @@ def project(tmp_path: Path) -> Path:
         "blind": "assert True",
         "sees": "import code_ as c\n    assert c.noise == 1.0",
         "broken": "assert (",
-        "waits": "import code_ as c\n    while c.noise < 1.0: pass",
+        "waits": "import code_ as c, time\n    open('../begun', 'w').close()\n    try:\n"
+        "        while c.noise < 1.0: time.sleep(0.01)\n"
+        "    finally:\n        open('../ended', 'w').close()",
     }
     for name, body in tests.items():
         (tmp_path / "tests" / f"test_{name}.py").write_text(f"def test_it():\n    {body}\n")
@@ -90,7 +92,9 @@ def test_a_result_holds_until_code_changes(
 FORKS = """
 import os
 import sys
+import time
 from pathlib import Path
+from types import SimpleNamespace
 from tests.mutants import run
 from tests.mutants.table import Mutant
 folder, run.HANGS = Path(sys.argv[1]), 1
@@ -98,7 +102,11 @@ for test in ("blind", "sees", "broken", "waits"):
     mutant = Mutant("quiet", "code_.py", "1.0", "0.0", (f"test_{test}.py",))
     print(test, run.is_killed(mutant, folder)[0])
 run.HANGS = 1000
-print(list(run.kills([mutant, mutant], folder, seconds=1)))
+begun, ended = folder / "../begun", folder / "../ended"
+begun.unlink()
+ended.unlink()
+run.time = SimpleNamespace(monotonic=begun.exists, sleep=time.sleep)  # over once a test runs
+print(list(run.kills([mutant, mutant], folder, seconds=0.5)), ended.exists())
 try:
     os.wait()
 except ChildProcessError:
@@ -109,11 +117,11 @@ except ChildProcessError:
 
 def test_a_mutant_that_no_test_kills_survives(project: Path):
     """A test that cannot run is no kill either; one that would never end is, and where the time is
-    over first it was not tried."""
+    over first it was not tried, and ends what it has begun."""
     done = subprocess.run(
         [sys.executable, "-c", FORKS, str(project)], capture_output=True, text=True, cwd=table.ROOT
     )
-    said = ["blind False", "sees True", "broken False", "waits True", "[]", "none is left"]
+    said = ["blind False", "sees True", "broken False", "waits True", "[] True", "none is left"]
     assert done.stdout.splitlines() == said
     assert (project / "code_.py").read_text() == "noise = 1.0\n"
 

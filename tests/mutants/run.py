@@ -51,6 +51,8 @@ SAID = "said.txt"
 IGNORED = shutil.ignore_patterns(".*", "runs", "__pycache__", "*.egg-info")
 HANGS = 120
 """Seconds after which a test counts as failed with a mutant: an edit can make a loop endless."""
+ENDS = 30
+"""Seconds after which tests that were interrupted are killed."""
 FAILED = 1
 """pytest's exit code where a test failed; others mean that no test could be run."""
 BROKEN = 3
@@ -164,8 +166,17 @@ def kills(
         )
         yield done.mutant, killed
     for process in running:
-        os.killpg(process, signal.SIGKILL)
-        os.waitpid(process, 0)
+        _interrupt(process)
+
+
+def _interrupt(process: int) -> None:
+    """End pytest, which ends what its tests have started, daemons too; by force if it does not."""
+    over = time.monotonic() + ENDS
+    os.kill(process, signal.SIGINT)
+    while not os.waitpid(process, os.WNOHANG)[0]:
+        time.sleep(0.02)
+        if time.monotonic() > over:
+            os.killpg(process, signal.SIGKILL)
 
 
 def known() -> dict[str, str]:
