@@ -57,12 +57,11 @@ from dataclasses import replace
 import numpy as np
 import torch
 
+from mechanisms import dpsgd
 from mechanisms.accounting.accountant import Charges
 from mechanisms.accounting.allotment import ROUNDING, covered
-from mechanisms.clipping import CLIPPING
 from mechanisms.cohort import Cohort, LocalState
 from mechanisms.dpagd_plan import FRESH, FURTHER, DpagdPlan
-from mechanisms.dpsgd import draw, expected_size
 from mechanisms.equal_rounds import calibrate, epsilons_spent, with_accounts
 from mechanisms.mechanism import Mechanism
 from mechanisms.sampling import poisson
@@ -74,12 +73,12 @@ LASTING = ("level", "alpha_max", "peak", "moves")
 def start(cohort: Cohort, params: torch.Tensor) -> LocalState:
     """The state before the first step from ``params [P]``.
 
-    Memory: ``level`` int64 ``[K]``, how often rho_ng has grown; ``alpha_max``; ``peak`` and
-    ``moves``, the largest alpha and the number of moves since alpha_max changed; ``measured`` int64
-    ``[K]``, measurements of the present gradient, and ``gradient [K, P]``, their mean; ``counts``
-    int64 ``[K, 2, levels]``, measurements in this round.
+    Memory: DPSGD's, and ``level`` int64 ``[K]``, how often rho_ng has grown; ``alpha_max``;
+    ``peak`` and ``moves``, the largest alpha and the number of moves since alpha_max changed;
+    ``measured`` int64 ``[K]``, measurements of the present gradient, and ``gradient [K, P]``, their
+    mean; ``counts`` int64 ``[K, 2, levels]``, measurements in this round.
     """
-    state, plans = LocalState.start(cohort, params), _plans(cohort)
+    state, plans = dpsgd.start(cohort, params), _plans(cohort)
     none = torch.zeros(len(plans), dtype=torch.int64, device=params.device)
     return state.remember(
         level=none,
@@ -108,7 +107,7 @@ def active(cohort: Cohort, state: LocalState) -> torch.Tensor:
 def step(cohort: Cohort, state: LocalState) -> LocalState:
     """A measurement of each client's gradient, then a search along the mean in this step."""
     state = _measure(cohort, state)
-    full = state.descend(cohort, state.memory["gradient"] / expected_size(cohort)[:, None])
+    full = state.descend(cohort, state.memory["gradient"] / dpsgd.expected_size(cohort)[:, None])
     chosen = _search(cohort, state, full.params - state.params)
     fraction = chosen.to(state.params) / _plans(cohort)[0].own.agd_candidates
     alpha = fraction * state.memory["alpha_max"]
@@ -119,13 +118,10 @@ def step(cohort: Cohort, state: LocalState) -> LocalState:
 
 def _measure(cohort: Cohort, state: LocalState) -> LocalState:
     """A noisy sum of clipped gradients, averaged with this step's earlier ones (GradAvg)."""
-    plans, batch, memory = _plans(cohort), draw(cohort), state.memory
-    bound, clip = cohort.plan("clip_norm"), CLIPPING[plans[0].clipping]
-    rates = cohort.exact("sample_rate")
-    total, _ = cohort.gradient_sum(
-        state.params, batch, lambda norms: clip(norms, bound) * batch.mask, bound, rates
-    )
-    rows, kind = torch.arange(len(plans), device=bound.device), _kind(state)
+    plans, memory = _plans(cohort), state.memory
+    total, _ = dpsgd.clipped_sum(cohort, state, dpsgd.draw(cohort))
+    bound, kind = memory["clip_norm"], _kind(state)
+    rows = torch.arange(len(plans), device=bound.device)
     table = torch.from_numpy(np.stack([plan.multipliers for plan in plans])).to(bound)
     std = table[rows, kind, memory["level"]] * bound
     noisy = cohort.noised(total, bound, std, "noise")
