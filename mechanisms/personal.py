@@ -49,9 +49,9 @@ def resolved(text: str, clients: int, rng: np.random.Generator) -> str:
     if is_file(text):
         found = _of_file(Path(text), clients)
     else:
-        parts = sorted(_parts(text), key=lambda part: part[:2])
+        parts = _parts(text)
         by_share = parts[0][2] == ":"
-        found = list(_drawn(parts, clients, rng)) if by_share else list(_numbered(parts, clients))
+        found = list(_drawn(parts, clients, rng) if by_share else _numbered(parts, clients))
     _check_complete(found, clients)
     return ",".join(f"{g.name}={g.epsilon!r}@{format_ranges(g.clients)}" for g in found)
 
@@ -63,8 +63,7 @@ def groups(text: str, clients: int) -> tuple[Group, ...]:
     Raises:
         ValueError: the text gives no budgets by numbers, or not each client one.
     """
-    parts = sorted(_parts(text), key=lambda part: part[:2])
-    found = tuple(_numbered(parts, clients))
+    found = tuple(_numbered(_parts(text), clients))
     _check_complete(found, clients)
     return found
 
@@ -84,7 +83,7 @@ Part = tuple[float, str, str, str]
 
 
 def _parts(text: str) -> list[Part]:
-    """The groups of a text; all of them are by shares, or all by numbers."""
+    """The groups of a text by rising epsilon, then by name; all by shares, or all by numbers."""
     found: dict[str, Part] = {}
     for part in _BEFORE_A_GROUP.split(text):
         if not (match := _GROUP.fullmatch(part)):
@@ -100,7 +99,7 @@ def _parts(text: str) -> list[Part]:
         raise ValueError(
             "budgets has groups by shares and groups by clients' numbers: give all in one way"
         )
-    return list(found.values())
+    return sorted(found.values())
 
 
 def _epsilon(text: str, whose: str) -> float:
