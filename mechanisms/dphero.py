@@ -35,7 +35,7 @@ from mechanisms.arithmetic import GRID
 from mechanisms.cohort import Cohort, LocalState
 from mechanisms.dpsgd import DpsgdPlan
 from mechanisms.mechanism import Mechanism
-from mechanisms.metric import Metric, layer_of, transform
+from mechanisms.metric import Metric, transform
 from mechanisms.plan import Terms, steady
 from mechanisms.settings import DpHero
 
@@ -138,8 +138,9 @@ def _look(cohort: Cohort, params: torch.Tensor) -> dict[str, torch.Tensor]:
     """The guidance of models ``[K, P]`` as memory: ``layer|B`` and ``layer|v``."""
     memory, floor = {}, cohort.plan("floor")
     for name, weight in cohort.gradients.layout.unflatten(params).items():
-        if weight.dim() > 2 and name.rpartition(".")[2] == "weight" and weight.shape[1] <= MAX_ROWS:
-            memory[f"{layer_of(name)}|B"], memory[f"{layer_of(name)}|v"] = guidance(weight, floor)
+        layer, _, kind = name.rpartition(".")
+        if weight.dim() > 2 and kind == "weight" and weight.shape[1] <= MAX_ROWS:
+            memory[f"{layer}|B"], memory[f"{layer}|v"] = guidance(weight, floor)
     return memory
 
 
