@@ -72,7 +72,7 @@ def propose(cohort: Cohort, rates: torch.Tensor, estimates: torch.Tensor) -> Pro
     batch = gather(cohort.data, places)
     ghat = [row[at] for row, at in zip(rows, places, strict=True)]
     proposed = [(coins < limit)[at] for coins, limit, at in zip(first, limits, places, strict=True)]
-    mask = batch.mask & (_padded(proposed, batch) > 0)
+    mask = _padded(proposed, batch) > 0
     return Proposals(replace(batch, mask=mask), _padded(ghat, batch), _padded(second, batch))
 
 
