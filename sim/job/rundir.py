@@ -16,7 +16,7 @@ from mechanisms import durable
 from mechanisms.accounting.accountant import by_renyi, epsilon
 from mechanisms.registry import mechanism_of
 from server import closing
-from server.guarantees import Guarantee, by_group, guarantees
+from server.guarantees import by_group, guarantees
 from server.loop import Standing
 from server.records import Summary, largest, total_seconds
 from server.store import MODEL
@@ -181,8 +181,8 @@ def lock(folder: Path) -> Iterator[None]:
 
 def summarize(folder: Path, job: Job, standing: Standing) -> Summary:
     """The run's summary, from its records and charges."""
-    budgets, records = standing.budgets, standing.records
-    delta, which = job.config.privacy.delta, job.plans.which
+    budgets, records, privacy = standing.budgets, standing.records, job.config.privacy
+    delta, which = privacy.delta, job.plans.which
     certified = budgets.epsilons("certified")
     worst = budgets.charges_of(int(np.argmax(certified)))
     renyi = max((by_renyi(one, delta) for one in budgets.histories()), key=lambda one: one.epsilon)
@@ -204,19 +204,16 @@ def summarize(folder: Path, job: Job, standing: Standing) -> Summary:
         release=job.config.run.release,
         epsilon_renyi=renyi.epsilon,
         method=epsilon(worst, delta).method,
-        note=mechanism_of(job.config.privacy).note,
-        budget=job.config.privacy.budget,
+        note=mechanism_of(privacy).note,
+        budget=privacy.budget,
         evaluated_on=job.config.data.evaluate_on,
         caveats=caveats(job.config),
         metric=job.config.data.metric_name,
-        guarantees=_guarantees(job.config, certified),
+        guarantees=guarantees(
+            privacy.trust, privacy.unit, job.config.data.clients, largest(certified.tolist())
+        ),
         budgets=by_group(job.config.groups, certified.tolist()),
     )
-
-
-def _guarantees(config: Config, certified: np.ndarray) -> tuple[Guarantee, ...]:
-    privacy, spent = config.privacy, largest(certified.tolist())
-    return guarantees(privacy.trust, privacy.unit, config.data.clients, spent)
 
 
 def finish(
