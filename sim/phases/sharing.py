@@ -14,7 +14,7 @@ from client.sharing import SharingNode
 from client.tensors import read
 from mechanisms.accounting.accountant import Charges
 from mechanisms.accounting.calibration import smallest
-from mechanisms.gradients.record_gradients import RecordGradients
+from mechanisms.layout import Layout
 from mechanisms.plan import PlanTable, merge
 from mechanisms.sharing import ClassSums, Features, Release, SharingPlan, SingleRecords
 from server.federation import Federation
@@ -125,8 +125,7 @@ def fixed(x: torch.Tensor) -> torch.Tensor:
 
 def _distilled(job: Job, params: np.ndarray) -> Features:
     module = generator.distiller(job)
-    layout = RecordGradients(module).layout
-    module.load_state_dict(layout.unflatten(torch.from_numpy(params)))
+    module.load_state_dict(Layout.of(module).unflatten(torch.from_numpy(params)))
     return sensitive(module.splitter.to(job.device))
 
 
