@@ -109,7 +109,7 @@ def _after(place: Place, text: bytes) -> Place:
     """
     end = _END.search(text)
     if end is None:
-        raise ValueError("it has no checksum, as the unreleased 0.1.0 wrote it at first")
+        raise ValueError("it does not end in its number and checksum")
     number, chain = int(end["number"]), end["chain"].decode()
     if number != place.number + 1:
         raise ValueError(f"it is number {number}: a line is missing or out of order")

@@ -125,7 +125,7 @@ DAMAGES = {
     "a lost line": changed(lambda data: data.partition(b"\n")[2]),
     "another group's": lambda run, whole: shutil.copy(run / SECOND, run / FIRST),
     "another run's": exchanged,
-    "of an earlier version": changed(
+    "lines without number and checksum": changed(
         lambda data: b"".join(
             line[: line.index(b', "number"')] + b"}\n" for line in data.splitlines()
         )

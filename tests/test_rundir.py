@@ -153,7 +153,7 @@ def test_the_digest_of_the_records_tells_nothing_without_its_key(tmp_path, flags
     [(None, "No such file"), (b"", "0 bytes"), (b"k" * 31, "31 bytes"), (b"k" * 33, "33 bytes")],
 )
 def test_without_its_key_a_run_is_not_resumed(tmp_path, capsys, left, words):
-    """As one of an earlier version: nobody could tell whether the records are the same."""
+    """Nobody could tell whether the records are the same."""
     folder = run(tmp_path)
     (folder / inputs.KEY).unlink()
     if left is not None:

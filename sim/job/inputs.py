@@ -77,7 +77,7 @@ def read_key(folder: Path) -> bytes:
     """The key of the digest.
 
     Raises:
-        ValueError: the file is missing, as in run directories of earlier versions, or damaged.
+        ValueError: the file is missing or damaged.
     """
     path = folder / KEY
     try:
@@ -85,8 +85,7 @@ def read_key(folder: Path) -> bytes:
     except OSError as fault:
         raise ValueError(
             f"{path} cannot be read ({fault.strerror}), so nobody can tell whether these are the "
-            "records that the run began with: restore it, or start a new run (those of earlier "
-            "versions cannot be resumed)"
+            "records that the run began with: restore it, or start a new run"
         ) from None
     if len(key) != KEY_BYTES:
         raise ValueError(
