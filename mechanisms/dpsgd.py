@@ -82,7 +82,7 @@ class DpsgdPlan:
 
     @classmethod
     def poisson(cls, terms: Terms, noise: float) -> dict[str, Any]:
-        """The fields of a plan that adds to DPSGD's and charges, so draws, Poisson batches alone,
+        """DPSGD's fields in the plan of a mechanism that draws and charges Poisson batches alone,
         whatever ``sampling`` says."""
         return asdict(replace(DpsgdPlan.of(terms, noise), sampling="poisson", records=0))
 

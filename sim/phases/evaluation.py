@@ -211,11 +211,11 @@ def _mean(values: np.ndarray) -> float:
 
 
 def plan(outlook: Outlook, earlier: Costs) -> PlanTable | None:
-    """Every client's scores, of one record each at most; None if they are not released."""
+    """Every client's score, which a record moves by at most 1; None if scores are not released."""
     data = outlook.config.data
-    return (
-        outlook.same(SharingPlan(data.score_noise, 1.0)) if data.evaluation == "released" else None
-    )
+    if data.evaluation != "released":
+        return None
+    return outlook.same(SharingPlan(data.score_noise, 1.0))
 
 
 def federation(job: Job, run_dir: Path) -> Federation:
