@@ -256,7 +256,8 @@ class Grid:
         most = (units - 1.0).floor()
         if bool((most < 0).any()):
             raise ValueError(
-                f"validation_noise = {float(noise.max()):g} is too large for a release: lower it"
+                f"dpsur_validation_noise = {float(noise.max()):g} must be at most 2^27 in a "
+                "release: lower --dpsur-validation-noise or --noise-multiplier"
             )
         points = (change.double() / bound * units).round()
         points = torch.minimum(torch.maximum(points, -most), most)

@@ -557,7 +557,7 @@ def test_a_test_whose_bound_is_less_than_a_point_of_the_grid_is_refused():
     """One client's noise is enough. Kills an acceptance that no longer depends on the loss."""
     change, most = torch.zeros(2, dtype=torch.float64), 2.0 ** (SCALE_BITS - 1)
     GRID.below(change, LossTest([1.0, 1.0], [0.5, most], [0.0, 0.0]), Chosen(0, 0), "test")
-    refused = r"^validation_noise = 1\.5e\+08 is too large for a release: lower it$"
+    refused = r"^dpsur_validation_noise = 1\.5e\+08 must be at most 2\^27 in a release: lower"
     for noise in ([0.5, 1.5e8], [1.5e8, 0.5]):
         with pytest.raises(ValueError, match=refused):
             GRID.below(change, LossTest([1.0, 1.0], noise, [0.0, 0.0]), Chosen(0, 0), "test")
