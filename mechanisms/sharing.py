@@ -88,7 +88,6 @@ class SharingPlan:
         share_rate: p, probability that a slot is chosen.
         views: releases of each chosen record.
         label_epsilon: epsilon of randomized response; None if labels are public.
-        steps: local steps a round.
     """
 
     noise_multiplier: float
@@ -97,7 +96,11 @@ class SharingPlan:
     share_rate: float = 1.0
     views: int = 1
     label_epsilon: float | None = None
-    steps: int = 1
+
+    @property
+    def steps(self) -> int:
+        """A round is one release."""
+        return 1
 
     @property
     def noise_std(self) -> float:
