@@ -285,13 +285,13 @@ def _refuse_varying(job: Job) -> None:
 
 def clients_at_a_time(job: Job) -> int:
     """The default number of clients computed together, by the kind of device."""
-    everybody = generator_rounds(job.config) > 0
-    clients = len(job.partition.sizes), 1.0 if everybody else job.config.rounds.fraction
-    parameters = job.gradients.layout.size
+    clients, parameters = len(job.partition.sizes), job.gradients.layout.size
+    # the generator is trained by all clients
+    fraction = 1.0 if generator_rounds(job.config) > 0 else job.config.rounds.fraction
     if job.device.type == "cpu":
-        return chunk_width(*clients, parameters, step_entries(job))
+        return chunk_width(clients, fraction, parameters, step_entries(job))
     entries = math.ceil(_batch(job) * job.dataset.x[0].size)
-    return device_width(*clients, parameters, entries, memory_of(job.device))
+    return device_width(clients, fraction, parameters, entries, memory_of(job.device))
 
 
 def step_entries(job: Job) -> int:
