@@ -17,12 +17,7 @@ import math
 from collections.abc import Callable
 
 from mechanisms.accounting.accountant import Charges
-from mechanisms.accounting.events import (
-    FixedBatchGaussian,
-    Gaussian,
-    PartialPass,
-    SampledGaussian,
-)
+from mechanisms.accounting.events import FixedBatchGaussian, Gaussian, PartialPass, SampledGaussian
 from mechanisms.settings import whole
 
 

@@ -9,7 +9,6 @@ With L2 bound C and contributions v_k, one for each client of a round:
   A client, with all of its records, moves the sum by at most C. One with a smaller budget than
   others tosses a coin of its own besides, of probability r, and sends 0 if that fails: p is then r
   times as large.
-
 - unit client with a moving clip norm (Andrew, Thakkar, McMahan, Ramaswamy 2021): ``v_k =
   (sqrt(1 - h) clip(w_k - w, C), sqrt(h) C b_k)`` with ``b_k`` 0 if ``|w_k - w| <= C`` and 1 if
   not, and h = `quantile.SHARE`. Its norm is at most C, so a client still moves the sum by at most
@@ -18,8 +17,8 @@ With L2 bound C and contributions v_k, one for each client of a round:
 
 So with noise of standard deviation s C on the sum, a round is SGM(q, s) for each record, or SGM(p,
 s) for each client, whether it entered or not (p is 1 where the adversary sees who did).
-Contributions are in whole units of ``2^-44 C``
-(`mechanisms/grid.py`), so that their sum is exact in any order. One that is not finite is 0.
+Contributions are in whole units of ``2^-44 C`` (`mechanisms/grid.py`), so that their sum is exact
+in any order. One that is not finite is 0.
 """
 
 import functools

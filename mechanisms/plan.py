@@ -14,13 +14,7 @@ from typing import Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 
-from mechanisms.accounting.accountant import (
-    Charges,
-    default_orders,
-    epsilon,
-    guarantee,
-    within,
-)
+from mechanisms.accounting.accountant import Charges, default_orders, epsilon, guarantee, within
 from mechanisms.accounting.calibration import smallest, smallest_near
 from mechanisms.accounting.calibration_many import interpolated
 from mechanisms.accounting.events import Event

@@ -11,15 +11,7 @@ from mechanisms import personal, plugins
 from mechanisms.accounting.accountant import Charges, epsilon
 from mechanisms.mechanism import Mechanism
 from mechanisms.own import check_charges, checked
-from mechanisms.plan import (
-    Claimant,
-    Plan,
-    PlanTable,
-    Terms,
-    affordable_rounds,
-    kinds_of,
-    tabulate,
-)
+from mechanisms.plan import Claimant, Plan, PlanTable, Terms, affordable_rounds, kinds_of, tabulate
 from mechanisms.settings import MECHANISM_NAMES, Privacy, Settings, validated
 
 MECHANISMS: dict[str, Mechanism] = {

@@ -10,7 +10,7 @@ last bits of another's outputs.
 import hashlib
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -165,8 +165,7 @@ def _rights(job: Job, params: np.ndarray, run_dir: Path) -> tuple[np.ndarray, np
     holds ``[clients]``: those held out, or else those that it trained on. Whatever the groups."""
     held = job.held or Held(job.dataset.x, job.dataset.y, job.partition)
     x, y = pair_on(job.device, (held.x, held.y))
-    metric: Callable[[Tensor, Tensor], Tensor] = LOSSES[job.config.data.loss][1]
-
+    metric = LOSSES[job.config.data.loss][1]
     at_a_time = 1 if job.config.run.release else None
 
     def right(model: np.ndarray, x: Tensor, y: Tensor) -> np.ndarray:

@@ -21,7 +21,6 @@ from sim.phases.prices import Entries, Price, figures_of, of_best, outlook_of, p
 
 CLIENT = (0,)
 
-
 OF_A_RUN = (
     "A quantity that only a run gives was taken for granted: no guarantee of a run, in which it is "
     "bounded beforehand, or released and paid for."
