@@ -80,8 +80,8 @@ def before_training(job: Job, run_dir: Path, exchange: Exchange) -> Job:
 
 
 def results(config: Config, run_dir: Path) -> list[Path]:
-    """The results of the phases before training that are there, and of those that are over, there
-    or lost: somebody has paid for their rounds, and for later ones.
+    """The results of the phases before training that exist, or should: a phase is over if somebody
+    has paid for one of its rounds and for a later phase.
 
     Raises:
         ValueError: a ledger file is damaged.

@@ -38,7 +38,7 @@ def trained_by(config: Config) -> tuple[Mechanism, Sent]:
 
 
 def aggregated(job: Job) -> Strategy:
-    """The strategy along what comes of the clients' sums."""
+    """The strategy, which also moves the clip norm if sums have votes on it."""
     strategy, privacy = strategy_of(job.config.strategy, job.config.fedfed), job.config.privacy
     if privacy.trust == "local" or privacy.clip_quantile is None:
         return strategy
