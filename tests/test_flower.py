@@ -614,6 +614,20 @@ def test_what_a_node_refuses_leaves_nothing(tmp_path, monkeypatch, given):
     assert not [path for path in tmp_path.rglob("*") if path.name not in ("own", "elsewhere")]
 
 
+def test_files_of_budgets_and_of_dropouts_are_read_by_the_server_alone(tmp_path, monkeypatch):
+    """Nodes are sent what is in them: they may have no such file, or not read it."""
+    monkeypatch.setenv(policy.FOLDER, str(tmp_path / "own"))
+    files = {"budgets": "client,epsilon\n0,2\n1,4\n2,4\n3,4\n"}
+    files["dropout_trace"] = "client,first_round,last_round\n1,1,1\n"
+    for name, text in files.items():
+        (tmp_path / f"{name}.csv").write_text(text)
+    given = {name: str(tmp_path / f"{name}.csv") for name in files}
+    out = {"out": str(tmp_path / "own"), "name": "one"}
+    serve(LocalGrid({4: place(0), 8: place(1)}), **out, **given, clients=4, rounds=1)
+    (record,) = map(json.loads, (tmp_path / "own/one/rounds.jsonl").open())
+    assert record["metrics"]["answered"] == 0.75
+
+
 def test_nodes_are_waited_for_as_long_as_their_grid_says(tmp_path, monkeypatch):
     """Ray tells of workers that fail; other grids are given up after a while."""
     monkeypatch.setattr(app, "PATIENCE", 0.125)

@@ -112,8 +112,9 @@ def _serve(grid: Grid, context: Context) -> None:
     if keeping:  # the nodes refuse it as well
         policy.refuse_unprotected(job.config)
         policy.check_alone(job)
-    # the nodes have no file of budgets
-    config = config.model_copy(update={"privacy": job.config.privacy})
+    # the nodes have no file of budgets or of dropouts
+    read = {"privacy": job.config.privacy, "rounds": job.config.rounds}
+    config = config.model_copy(update=read)
     settings = {"settings": config.model_dump_json(), "run_dir": str(folder)}
     if not request.resume:
         consult(grid, [host.node for host in nodes], settings)
