@@ -192,10 +192,14 @@ def test_a_release_has_the_expected_files_and_what_is_not_noisy_in_them_does_not
     )
 
 
-def test_the_page_about_releases_names_all_of_their_files():
+@pytest.mark.parametrize(
+    ("page", "heading"),
+    [("privacy.md", "## The files of a release"), ("reference/run-directory.md", "# The run")],
+)
+def test_pages_on_files_name_all_of_a_release(page, heading):
     """Kills a file that is written and declared nowhere."""
-    page = Path(__file__).parents[1] / "docs" / "privacy.md"
-    table = page.read_text(encoding="utf-8").split("## The files of a release")[1]
+    text = (Path(__file__).parents[1] / "docs" / page).read_text(encoding="utf-8")
+    table = text.split(heading)[1]
     tops = {
         name.partition("/") for name in ALWAYS | phase("", 1, 2) | set().union(*BESIDE.values())
     }
