@@ -15,7 +15,7 @@ import pytest
 from server.records import Evaluation, RoundRecord, Summary
 from sim.commands import account, attack, audit, bench
 from sim.commands.parser import build_parser
-from sim.config.fields import SETTINGS
+from sim.config.fields import NAMING, SETTINGS
 from sim.config.names import FORMER
 from sim.drawing.colors import COLORS
 from sim.showing.page import picture
@@ -151,6 +151,12 @@ def test_named_modules_exist(page: Path) -> None:
         if not name.endswith((".py", ".toml", ".md"))
     ]
     assert not [name for name in dotted if not exists(name)]
+
+
+def test_the_page_on_flower_names_all_that_a_node_imports() -> None:
+    text = (ROOT / "docs/flower.md").read_text(encoding="utf-8")
+    row = next(line for line in text.splitlines() if line.startswith("| `DP_FED_NODE_MODULES`"))
+    assert not [name for name in (*NAMING, "data set") if name not in row]
 
 
 FOREIGN = ("flower.md", "deployment.md")
