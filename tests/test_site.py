@@ -18,6 +18,7 @@ from sim.commands.parser import build_parser
 from sim.config.fields import NAMING, SETTINGS
 from sim.config.names import FORMER
 from sim.drawing.colors import COLORS
+from sim.library.result import Result
 from sim.showing.page import picture
 from tests.faults import __main__ as faults
 from tests.test_readme import FENCE, PAGES, ROOT
@@ -151,6 +152,18 @@ def test_named_modules_exist(page: Path) -> None:
         if not name.endswith((".py", ".toml", ".md"))
     ]
     assert not [name for name in dotted if not exists(name)]
+
+
+def test_the_table_of_a_result_is_complete() -> None:
+    text = (ROOT / "docs/python.md").read_text(encoding="utf-8")
+    table = text[text.index("| attribute of a `Result` |") :].split("\n\n")[0]
+    named = {
+        name
+        for line in table.splitlines()[2:]
+        for name in re.findall(r"`(\w+)", line.split("|")[1])
+    }
+    public = {name for name in vars(Result) if not name.startswith("_")}
+    assert named == public | {"folder", "config"}
 
 
 def test_the_page_on_flower_names_all_that_a_node_imports() -> None:
