@@ -213,11 +213,11 @@ def test_without_a_stdout_a_command_ends_as_with_one():
 
 def test_whatever_ends_a_run_but_a_users_error_says_how_to_go_on(tmp_path):
     for fault in (KeyboardInterrupt(), GeneratorExit(), MemoryError(), OSError(), SystemExit(3)):
-        with pytest.raises(BaseException) as raised, session._resumable(tmp_path):
+        with pytest.raises(BaseException) as raised, session._resumable(tmp_path, 0):
             raise fault
         (note,) = raised.value.__notes__
         assert note.endswith(f"resume the run by --resume {tmp_path}")
-    with pytest.raises(ValueError) as refused, session._resumable(tmp_path):
+    with pytest.raises(ValueError) as refused, session._resumable(tmp_path, 0):
         raise ValueError("training diverged")
     assert not hasattr(refused.value, "__notes__")
 

@@ -55,28 +55,25 @@ def run(job: Job, folder: Path, engine: Engine) -> Summary:
 
 
 @contextlib.contextmanager
-def _resumable(folder: Path, canaries: int = 0) -> Iterator[None]:
+def _resumable(folder: Path, canaries: int) -> Iterator[None]:
     """Note on whatever ends the run early, but for a user's error, how it goes on."""
+    remedy = f"finished rounds are kept: resume the run by --resume {folder}"
+    if canaries:
+        remedy = f"an audit cannot be resumed: {folder} keeps what it has paid, start a new one"
     try:
         yield
     except ValueError:
         raise
     except SystemExit as fault:  # of a model's code: it would end the process without a word
         if (cause := behind(fault)) is not fault:
-            cause.add_note(_remedy(folder, canaries))
+            cause.add_note(remedy)
             raise cause from None
         exit_ = RuntimeError(f"the code of the model or the data called sys.exit({fault.code})")
-        exit_.add_note(_remedy(folder, canaries))
+        exit_.add_note(remedy)
         raise exit_ from fault
     except BaseException as fault:
-        fault.add_note(_remedy(folder, canaries))
+        fault.add_note(remedy)
         raise
-
-
-def _remedy(folder: Path, canaries: int) -> str:
-    if canaries:
-        return f"an audit cannot be resumed: {folder} keeps what it has paid, start a new one"
-    return f"finished rounds are kept: resume the run by --resume {folder}"
 
 
 def _run(job: Job, folder: Path, engine: Engine) -> Summary:
