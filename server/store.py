@@ -33,6 +33,15 @@ def _is_result(path: Path) -> bool:
     return path.stem.isidentifier() and tensors.RUN in tensors.labels_of(path)
 
 
+def _check_told(path: Path, rounds: int, most: int) -> None:
+    """Refuse a file that tells of more rounds than a crash leaves."""
+    if rounds > most:
+        raise ValueError(
+            f"{path} tells of {rounds} rounds, of which a crash leaves at most {most} with these "
+            "checkpoints: restore the folder from a copy, or start a new run"
+        )
+
+
 class Store:
     """The server's view of a run directory, or of one phase in it with the whole run's ledger."""
 
@@ -139,26 +148,12 @@ class Store:
                 ledger are older than what is beside them.
         """
         later = self.checkpoints.after(round_) + 1
-        self._check_length(finished + later)
-        self._check_charges(max(round_, 0) + later)
-        paid.check_rounds(self.ledger.parent)
-
-    def _check_length(self, most: int) -> None:
         known = durable.read(self.rounds).count(b"\n") if self.rounds.exists() else 0
-        if known > most:
-            raise ValueError(self._ahead(self.rounds, known, most))
-
-    def _check_charges(self, most: int) -> None:
+        _check_told(self.rounds, known, finished + later)
         for path, passed in ledgers.files(self.ledger, []):
             paid_for = max((one.round for one in ledgers.entries(path, passed)), default=0)
-            if paid_for > most:
-                raise ValueError(self._ahead(path, paid_for, most))
-
-    def _ahead(self, path: Path, known: int, most: int) -> str:
-        return (
-            f"{path} tells of {known} rounds, of which a crash leaves at most {most} with these "
-            "checkpoints: restore the folder from a copy, or start a new run"
-        )
+            _check_told(path, paid_for, max(round_, 0) + later)
+        paid.check_rounds(self.ledger.parent)
 
     def paid(self, up_to_round: int | None) -> dict[int, Counter[Event]]:
         """What every client has paid, up to a round if one is given; files that stay as they are
