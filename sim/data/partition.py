@@ -80,9 +80,9 @@ class Partition:
         return np.bincount(cell, minlength=self.clients * classes).reshape(self.clients, classes)
 
 
-def given(owner: np.ndarray) -> Partition:
-    """The partition by owners int64 [N] in 0 .. K - 1, each of whom has a record."""
-    offsets = np.concatenate(([0], np.cumsum(np.bincount(owner))))
+def by_owners(owner: np.ndarray, clients: int = 0) -> Partition:
+    """The partition by owners int64 [N], of `clients` clients or up to the largest number."""
+    offsets = np.concatenate(([0], np.cumsum(np.bincount(owner, minlength=clients))))
     return Partition(np.argsort(owner, kind="stable"), offsets)
 
 
@@ -121,8 +121,7 @@ def partition(
         )
     if sizes.min() < minimum:
         owner = _repair(owner, sizes, minimum, rng)
-    offsets = np.concatenate(([0], np.cumsum(np.bincount(owner, minlength=clients))))
-    return Partition(np.argsort(owner, kind="stable"), offsets)
+    return by_owners(owner, clients)
 
 
 def _check(

@@ -18,7 +18,7 @@ from sim.config.fields import Config
 from sim.config.settings import BY_LABEL, Data
 from sim.data.dataset import Dataset
 from sim.data.holdout import Held, Holdout, hold_back, hold_out, set_aside
-from sim.data.partition import Partition, given, partition
+from sim.data.partition import Partition, by_owners, partition
 from sim.data.words import Words, words_of
 from sim.features.loading import load
 from sim.job import first_step
@@ -145,7 +145,7 @@ def _partition(data: Data, dataset: Dataset, rng: np.random.Generator) -> Partit
                 f"partition is given, but {dataset.name} does not say whose records it holds: add "
                 "an array client, give a table's --client-column, or use another --partition"
             )
-        return given(dataset.owner)
+        return by_owners(dataset.owner)
     if dataset.owner is not None and data.clients > 1:
         warnings.warn(
             f"{dataset.name} says whose records it holds, which partition = {data.partition} "
@@ -154,7 +154,7 @@ def _partition(data: Data, dataset: Dataset, rng: np.random.Generator) -> Partit
         )
     if ":" in data.partition:
         own, records = (data.partition, data.partition_settings), (dataset.x, dataset.y)
-        return given(owners(*own, records, data.clients, rng, data.min_records))
+        return by_owners(owners(*own, records, data.clients, rng, data.min_records))
     labels = dataset.labels
     if labels is None and data.partition in BY_LABEL:
         raise ValueError(
