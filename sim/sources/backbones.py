@@ -7,7 +7,7 @@ the network's layers are, and clipping and noise of a model on top protect it as
 
 import hashlib
 import importlib
-from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 
 import torch
@@ -104,17 +104,12 @@ class Backbone:
         return found.float().cpu()
 
     def _state_digest(self) -> bytes:
+        """Of parameters and all buffers, those that no file keeps, too."""
         digest = hashlib.blake2b()
-        for name, tensor in _tensors(self._module):
+        for name, tensor in chain(self._module.named_parameters(), self._module.named_buffers()):
             digest.update(repr((name, tensor.dtype, tensor.shape)).encode())
             digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
         return digest.digest()
-
-
-def _tensors(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """Parameters and all buffers, those that no file keeps too."""
-    yield from module.named_parameters()
-    yield from module.named_buffers()
 
 
 def torchvision(network: str, weights: str, pixels: int = 224) -> nn.Module:
