@@ -12,7 +12,6 @@ the counting. Without an address, Ray starts on this machine. Prints
 JSON; ``--out FILE`` also writes it.
 """
 
-import argparse
 import contextlib
 import json
 import resource
@@ -30,7 +29,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from benchmarks.measured import publish
+from benchmarks.measured import parser_of, publish
 
 CLIENTS, RECORDS, ROUNDS, FEATURES, CLASSES = 100, 10, 2, 64, 10
 INTERVAL = 0.1
@@ -140,12 +139,9 @@ def run(groups: int, address: str | None) -> dict:
 
 def main() -> None:
     """Run with each number of groups and print what was measured."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--groups", type=int, nargs="+", default=[2, 10, 20])
     parser.add_argument("--ray-address")
-    parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     from sim.job.environment import prepare
 

@@ -21,7 +21,6 @@ each side's own accountant gives for the same noise, rounds and sampling; ours a
 alone, as theirs are: a part of our delta pays for figures while a run goes on. Prints JSON.
 """
 
-import argparse
 import json
 import os
 import statistics
@@ -33,10 +32,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-import numpy as np  # noqa: E402
-
-from benchmarks.compare_pfl import cpu_seconds, quiet_rounds  # noqa: E402
-from benchmarks.measured import chip, publish  # noqa: E402
+from benchmarks.compare_pfl import cpu_seconds, quiet_rounds, write_records  # noqa: E402
+from benchmarks.measured import chip, parser_of, publish, rounds_of  # noqa: E402
 from benchmarks.peers.yardstick import (  # noqa: E402
     BATCH,
     CLIP_NORM,
@@ -47,18 +44,9 @@ from benchmarks.peers.yardstick import (  # noqa: E402
 )
 from mechanisms.accounting import accountant, dominating  # noqa: E402
 from mechanisms.accounting.events import SampledGaussian  # noqa: E402
-from sim.data.dataset import load  # noqa: E402
 
 NET, NOISE, DELTA = "SmallCNN", 1.0, 1e-5
 SIDES = ("pfl", "flower", "ours")
-
-
-def write_records(path: Path, data_dir: str | None) -> None:
-    """As many images as the clients have, as bytes, for all sides."""
-    data = load("mnist", data_dir, normalise=False)
-    x, x_test = (np.rint(part * 255).astype(np.uint8) for part in (data.x, data.x_test))
-    most = USERS * IMAGES
-    np.savez(path, x=x[:most], y=data.y[:most], x_test=x_test, y_test=data.y_test)
 
 
 def run_peer(python: str, script: str, common: list[str]) -> tuple[dict, dict]:
@@ -90,8 +78,7 @@ def run_ours(rounds: int, sampling: str, common: list[str]) -> tuple[dict, dict]
         command += [f"--delta={DELTA}", "--server-momentum=0", "--evaluate-every=10"]
         command += ["--engine=inline", "--quiet", f"--out={folder}", "--name=run"]
         cpu, _ = cpu_seconds([*command, *common], processes=1)
-        lines = (Path(folder) / "run" / "rounds.jsonl").read_text().splitlines()
-    done = [json.loads(line) for line in lines]
+        done = rounds_of(Path(folder) / "run")
     quiet = quiet_rounds([r["seconds"] for r in done])
     run = {"accuracy": done[-1]["accuracy"], "round": quiet, "cpu": cpu}
     return run, {"epsilon": our_epsilons(rounds), "versions": {"torch": version("torch")}}
@@ -114,9 +101,7 @@ def spread(values: list[float]) -> dict[str, float]:
 
 def main() -> None:
     """Run all sides in turns and print."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--pfl-python", default="python")
     parser.add_argument("--flower-python", default=sys.executable)
     parser.add_argument("--data-dir")
@@ -129,13 +114,12 @@ def main() -> None:
         default="poisson",
         help="of our local batches",
     )
-    parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     runs: list[dict] = []
     facts: dict[str, dict] = {}
     with tempfile.TemporaryDirectory() as folder:
         records = Path(folder) / "mnist.npz"
-        write_records(records, arguments.data_dir)
+        write_records(records, "mnist", arguments.data_dir, USERS * IMAGES)
         for seed in range(arguments.seeds):
             common = [f"--rounds={arguments.rounds}", f"--seed={seed}"]
             peers = [f"--records={records}", *common]
@@ -143,9 +127,7 @@ def main() -> None:
                 load_average = os.getloadavg()[0]
                 if side == "ours":
                     run, facts[side] = run_ours(
-                        arguments.rounds,
-                        arguments.sampling,
-                        [f"--dataset={records}", *common],
+                        arguments.rounds, arguments.sampling, [f"--dataset={records}", *common]
                     )
                 else:
                     python = arguments.pfl_python if side == "pfl" else arguments.flower_python

@@ -20,7 +20,6 @@ of it, which other work on the machine disturbs less (Ray's workers are nobody's
 JSON with the ratios pfl / ours.
 """
 
-import argparse
 import json
 import os
 import resource
@@ -35,24 +34,12 @@ sys.path.insert(0, str(ROOT))
 
 import numpy as np  # noqa: E402
 
-from benchmarks.measured import publish  # noqa: E402
+from benchmarks.measured import parser_of, publish, rounds_of  # noqa: E402
 from sim.data.dataset import load  # noqa: E402
 
 FLAGS = (
-    *(
-        "--model=benchmarks.peers.yardstick:TwoLayerCNN",
-        "--clients=1000",
-        "--partition=iid",
-        "--fraction=0.05",
-    ),
-    *(
-        "--sample-rate=0.2",
-        "--steps=5",
-        "--lr=0.1",
-        "--evaluate-every=10",
-        "--quiet",
-    ),
-    "--server-momentum=0",
+    "--model=benchmarks.peers.yardstick:TwoLayerCNN --clients=1000 --partition=iid --fraction=0.05 "
+    "--sample-rate=0.2 --steps=5 --lr=0.1 --evaluate-every=10 --quiet --server-momentum=0"
 )
 SIDES = {
     "none": ("--mechanism=none",),
@@ -60,11 +47,11 @@ SIDES = {
 }
 
 
-def write_records(path: Path, data_dir: str | None) -> None:
-    """CIFAR-10 as one file of bytes, for both sides."""
-    data = load("cifar10", data_dir, normalise=False)
+def write_records(path: Path, name: str, data_dir: str | None, most: int | None = None) -> None:
+    """A data set as one file of bytes, for all sides; of its training part the first records."""
+    data = load(name, data_dir, normalise=False)
     x, x_test = (np.rint(part * 255).astype(np.uint8) for part in (data.x, data.x_test))
-    np.savez(path, x=x, y=data.y, x_test=x_test, y_test=data.y_test)
+    np.savez(path, x=x[:most], y=data.y[:most], x_test=x_test, y_test=data.y_test)
 
 
 def cpu_seconds(command: list[str], processes: int) -> tuple[float, str]:
@@ -113,20 +100,17 @@ def run_ours(side: str, processes: int, records: Path, rounds: int, flags: list[
     engines = {0: (), 1: ("--engine=inline",)}
     engine = engines.get(processes, ("--engine=ray", f"--workers={processes}"))
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "sim.run", *FLAGS, *engine, *SIDES[side], *flags]
+        command = [sys.executable, "-m", "sim.run", *FLAGS.split(), *engine, *SIDES[side], *flags]
         command += [f"--dataset={records}", f"--rounds={rounds}", f"--out={folder}", "--name=run"]
         cpu, _ = cpu_seconds(command, processes)
-        lines = (Path(folder) / "run" / "rounds.jsonl").read_text().splitlines()
-    done = [json.loads(line) for line in lines]
+        done = rounds_of(Path(folder) / "run")
     seconds = quiet_rounds([r["seconds"] for r in done])
     return {"side": side, "round": seconds, "cpu": cpu, "accuracy": done[-1]["accuracy"]}
 
 
 def main() -> None:
     """Run all sides in turns and print."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--pfl-python", required=True)
     parser.add_argument("--data-dir")
     parser.add_argument(
@@ -141,12 +125,11 @@ def main() -> None:
     parser.add_argument("--bf16", action="store_true", help="ours by bfloat16 factors")
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--repeats", type=int, default=1)
-    parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     runs = []
     with tempfile.TemporaryDirectory() as folder:
         records = Path(folder) / "cifar10.npz"
-        write_records(records, arguments.data_dir)
+        write_records(records, "cifar10", arguments.data_dir)
         for _ in range(arguments.repeats):
             given = arguments.processes, records, arguments.rounds
             runs.append(run_pfl(os.path.abspath(arguments.pfl_python), *given))

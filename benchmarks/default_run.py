@@ -10,8 +10,6 @@ process, median seconds of a round after the first, accuracy, certified epsilon,
 resident memory of a process of the run.
 """
 
-import argparse
-import json
 import resource
 import statistics
 import subprocess
@@ -24,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import numpy as np
 
-from benchmarks.measured import publish
+from benchmarks.measured import parser_of, publish, rounds_of
 
 BLOCK = 100_000
 """Records that are drawn together."""
@@ -51,24 +49,12 @@ def run(flags: list[str], seed: int) -> dict:
             flags = [
                 str(synthetic(Path(folder), clients)) if f == "synthetic" else f for f in flags
             ]
-        command = [
-            sys.executable,
-            "-m",
-            "sim.run",
-            *flags,
-            "--seed",
-            str(seed),
-            "--out",
-            folder,
-            "--name",
-            "run",
-            "--quiet",
-        ]
+        own = [f"--seed={seed}", f"--out={folder}", "--name=run", "--quiet"]
+        command = [sys.executable, "-m", "sim.run", *flags, *own]
         began = time.perf_counter()
         subprocess.run(command, check=True)
         seconds = time.perf_counter() - began
-        lines = (Path(folder) / "run" / "rounds.jsonl").read_text().splitlines()
-    records = [json.loads(line) for line in lines]
+        records = rounds_of(Path(folder) / "run")
     return {
         "seed": seed,
         "seconds": seconds,
@@ -80,11 +66,8 @@ def run(flags: list[str], seed: int) -> dict:
 
 def main() -> None:
     """Run every seed and print the figures."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
-    parser.add_argument("--out", type=Path)
     parser.add_argument("flags", nargs="*", help="flags of sim.run, after --")
     arguments = parser.parse_args()
     flags = arguments.flags or ["--clients", "100", "--dirichlet", "0.5"]

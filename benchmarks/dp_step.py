@@ -19,7 +19,6 @@ that of the medians, and beside it of the minima. Opacus is left out where it is
 (benchmarks/requirements.txt).
 """
 
-import argparse
 import statistics
 import sys
 import time
@@ -37,7 +36,7 @@ import torch  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 
-from benchmarks.measured import chip, publish  # noqa: E402
+from benchmarks.measured import chip, parser_of, publish  # noqa: E402
 from mechanisms.clipping import clip_factors  # noqa: E402
 from mechanisms.gradients.record_gradients import RecordGradients  # noqa: E402
 from mechanisms.kernels import openblas_kernels  # noqa: E402
@@ -181,14 +180,11 @@ def cohort(clients: int, batch: int, repeats: int) -> dict:
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--cnn", type=int, nargs="*", default=[1024, 256], help="batch sizes")
     parser.add_argument("--cifar", type=int, nargs="*", default=[256, 64, 16], help="batch sizes")
     parser.add_argument("--lstm", type=int, nargs="*", default=[256, 64], help="batch sizes")
-    parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     warnings.filterwarnings("ignore")
     torch.set_num_threads(1)

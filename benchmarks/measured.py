@@ -1,7 +1,22 @@
-"""What benchmark scripts have in common: a result is printed, and kept where that is asked for."""
+"""What benchmark scripts have in common: flags, rounds of a run, and a result that is printed, and
+kept where that is asked for."""
 
+import argparse
 import json
 from pathlib import Path
+
+
+def parser_of(doc: str | None) -> argparse.ArgumentParser:
+    """A parser with `--out`, whose help is a script's docstring."""
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=doc, formatter_class=raw)
+    parser.add_argument("--out", type=Path, help="where the result goes")
+    return parser
+
+
+def rounds_of(run: Path) -> list[dict]:
+    """The records of a run's rounds."""
+    return [json.loads(line) for line in (run / "rounds.jsonl").read_text().splitlines()]
 
 
 def publish(result: dict, out: Path | None) -> None:

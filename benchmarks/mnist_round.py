@@ -13,7 +13,6 @@ process's CPU time, which other work on the machine disturbs least. The ratio is
 medians, and beside it of the minima.
 """
 
-import argparse
 import copy
 import statistics
 import sys
@@ -32,7 +31,7 @@ import numpy as np  # noqa: E402
 import torch  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 
-from benchmarks.measured import publish  # noqa: E402
+from benchmarks.measured import parser_of, publish  # noqa: E402
 from client.messages import TrainRequest  # noqa: E402
 from mechanisms.kernels import openblas_kernels  # noqa: E402
 from sim.commands.flags import parse  # noqa: E402
@@ -47,17 +46,13 @@ def plain(job: Job, batch: int, last: bool) -> Callable[[], None]:
     """The gradient of all records, as autograd accumulates it."""
     layout = torch.channels_last if last else torch.contiguous_format
     model = copy.deepcopy(job.model).to(memory_format=layout)
-    parts = list(
-        zip(
-            torch.from_numpy(job.dataset.x).split(batch),
-            torch.from_numpy(job.dataset.y).split(batch),
-            strict=True,
-        )
+    x_parts, y_parts = (
+        torch.from_numpy(one).split(batch) for one in (job.dataset.x, job.dataset.y)
     )
 
     def gradient() -> None:
         model.zero_grad()
-        for x, y in parts:
+        for x, y in zip(x_parts, y_parts, strict=True):
             loss = F.cross_entropy(model(x.contiguous(memory_format=layout)), y, reduction="sum")
             (loss / len(job.dataset.y)).backward()
 
@@ -66,10 +61,8 @@ def plain(job: Job, batch: int, last: bool) -> Callable[[], None]:
 
 def ours(job: Job, folder: Path) -> Callable[[], None]:
     """The next round of all clients."""
-    exchange, params = (
-        inline_exchange(job, folder),
-        job.gradients.layout.initial(job.model).numpy().copy(),
-    )
+    exchange = inline_exchange(job, folder)
+    params = job.gradients.layout.initial(job.model).numpy().copy()
     clients = [np.sort(np.concatenate(chunks)) for chunks in job.groups]
     done = 0
 
@@ -92,12 +85,9 @@ def cpu_seconds(work: Callable[[], None]) -> float:
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--data-dir")
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     flags = ["--dataset=mnist", "--clients=100", "--dirichlet=0.5", "--engine=inline", "--groups=1"]

@@ -8,7 +8,6 @@ as in a release, and from a Philox stream, as in a seeded run; the words alone; 
 after a warm-up of each.
 """
 
-import argparse
 import statistics
 import sys
 import time
@@ -19,7 +18,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.measured import publish
+from benchmarks.measured import parser_of, publish
 from mechanisms.entropy import SystemEntropy
 from mechanisms.rounded_gaussian import rounded_gaussian
 
@@ -62,9 +61,7 @@ def timed(size: int, draws: int, repeats: int) -> dict[str, dict[str, float]]:
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument(
         "--sizes", type=int, nargs="*", default=[100, 26_010, 1_000_000], help="draws in an array"
     )
@@ -72,7 +69,6 @@ def main() -> None:
         "--draws", type=int, default=2_000_000, help="draws in a repeat; arrays of 100: a tenth"
     )
     parser.add_argument("--repeats", type=int, default=11)
-    parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     rows = []
     for size in arguments.sizes:

@@ -12,7 +12,6 @@ logarithms, over all sizes and over the three largest. Prints JSON; with ``--out
 `scale.json` and the picture `scale.svg` there, in which runs of other sizes stay.
 """
 
-import argparse
 import json
 import os
 import statistics
@@ -28,16 +27,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import numpy as np
 
 from benchmarks.default_run import synthetic
-from benchmarks.measured import publish
+from benchmarks.measured import parser_of, publish, rounds_of
 
 INTERVAL = 0.5
 """Seconds between two looks at memory, or nine times as long as the look took."""
-FIGURES = (
-    "seconds_a_round_after_the_first",
-    "seconds",
-    "cpu_seconds",
-    "largest_memory_gib",
-)
+FIGURES = ("seconds_a_round_after_the_first", "seconds", "cpu_seconds", "largest_memory_gib")
 """What is drawn, and has an exponent."""
 LARGEST = 3
 """Sizes over which the exponents at the end are fitted."""
@@ -103,9 +97,8 @@ def run(clients: int, rounds: int, engine: str) -> dict:
             raise RuntimeError(f"{' '.join(command)}: exit status {process.returncode}")
         seconds = time.perf_counter() - began
         made = Path(folder) / "run"
-        lines = (made / "rounds.jsonl").read_text().splitlines()
+        done = rounds_of(made)
         size = sum(path.stat().st_size for path in made.rglob("*") if path.is_file())
-    done = [json.loads(line) for line in lines]
     return {
         "clients": clients,
         "engine": engine,
@@ -150,14 +143,11 @@ def picture(runs: list[dict]) -> bytes:
 
 def main() -> None:
     """Run every size, then print and draw."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     sizes = [100, 1_000, 10_000, 100_000, 1_000_000]
     parser.add_argument("--clients", type=int, nargs="+", default=sizes)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--engine", choices=("ray", "inline"), default="ray")
-    parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     kept = arguments.out and arguments.out / "scale.json"
     known = json.loads(kept.read_text())["runs"] if kept and kept.exists() else []
