@@ -63,17 +63,8 @@ class Run:
 
 def task_flags(arguments: argparse.Namespace, seed: int) -> list[str]:
     """The flags that both sides understand alike."""
-    names = (
-        "clients",
-        "dirichlet",
-        "rounds",
-        "steps",
-        "workers",
-        "noise_multiplier",
-        "sample_rate",
-        "lr",
-    )
-    flags = [f"--{name.replace('_', '-')}={getattr(arguments, name)}" for name in names]
+    names = "clients dirichlet rounds steps workers noise_multiplier sample_rate lr"
+    flags = [f"--{name.replace('_', '-')}={getattr(arguments, name)}" for name in names.split()]
     return [*flags, f"--seed={seed}"]
 
 
@@ -106,16 +97,12 @@ def run_ours(arguments: argparse.Namespace, repeat: int, engine: str) -> Run:
     load = load_average()
     with tempfile.TemporaryDirectory() as folder:
         command = [arguments.ours_python, "-m", "sim.run", "--dataset=digits", f"--engine={engine}"]
-        command += [
-            f"--model={OUR_MODELS.get(arguments.model, arguments.model)}",
-            *BASELINE_PRIVACY,
-        ]
+        model = OUR_MODELS.get(arguments.model, arguments.model)
+        command += [f"--model={model}", *BASELINE_PRIVACY]
         command += task_flags(arguments, arguments.seed + repeat)
         command += [f"--out={folder}", "--name=benchmark", "--quiet", *arguments.ours_flags]
         seconds, _ = execute(command, arguments.timeout)
-        lines = (
-            (Path(folder) / "benchmark" / "rounds.jsonl").read_text(encoding="utf-8").splitlines()
-        )
+        lines = (Path(folder) / "benchmark" / "rounds.jsonl").read_text("utf-8").splitlines()
     rounds = [json.loads(line) for line in lines]
     if len(rounds) != arguments.rounds:
         raise RuntimeError(

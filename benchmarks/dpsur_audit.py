@@ -96,9 +96,8 @@ def accepted_law(example: Example, present: bool) -> np.ndarray:
         rate, test_rate = example.sample_rate, example.validation_rate
         proposal = (1 - rate) * proposal + rate * np.diff(_proposal(example, LARGE))
         chance = (1 - test_rate) * chance + test_rate * _acceptance(example, middle, without=False)
-    law = np.maximum(
-        proposal * chance, 0.0
-    )  # differences of a distribution function may round below 0
+    # differences of a distribution function may round below 0
+    law = np.maximum(proposal * chance, 0.0)
     return law / law.sum()
 
 
@@ -172,10 +171,10 @@ def accepted_by_the_mechanism(example: Example, present: bool, runs: int, seed: 
     return end.params[end.taken > 0, 0].double().numpy()
 
 
-def agreement(example: Example, present: bool, runs: int, seed: int = 0) -> float:
+def agreement(example: Example, present: bool, runs: int) -> float:
     """Kolmogorov-Smirnov p-value of the mechanism's accepted steps under the integrated law."""
     law = np.append(0.0, np.cumsum(accepted_law(example, present)))
-    sample = accepted_by_the_mechanism(example, present, runs, seed)
+    sample = accepted_by_the_mechanism(example, present, runs, seed=0)
     return float(stats.kstest(sample, lambda x: np.interp(x, EDGES, law)).pvalue)
 
 

@@ -60,33 +60,18 @@ def play(case: Case, arguments: argparse.Namespace, held_out: int = 0) -> dict:
     from sim.commands.flags import parse
     from sim.engines.start import train
 
-    name, _ = OWN[case.mechanism]
-    settings = {
-        "mechanism": case.mechanism,
-        "epsilon": case.epsilon,
-        "lr": case.lr,
-        name: case.own,
-        "seed": case.seed,
-    }
+    settings = asdict(case) | {"dataset": arguments.dataset, "model": arguments.model}
+    settings[OWN[case.mechanism][0]] = settings.pop("own")
+    settings |= {"rounds": arguments.rounds, "clients": 100, "dirichlet": 0.5}
+    settings |= {"engine": "inline", "groups": 1}
     if held_out:
         settings |= {"validation_records": held_out, "evaluate_on": "validation"}
-    settings |= {
-        "dataset": arguments.dataset,
-        "model": arguments.model,
-        "rounds": arguments.rounds,
-        "clients": 100,
-    }
-    settings |= {"dirichlet": 0.5, "engine": "inline", "groups": 1} | dict(
-        s.split("=", 1) for s in arguments.set
-    )
+    settings |= dict(s.split("=", 1) for s in arguments.set)
+    flags = [f"--{key.replace('_', '-')}={value}" for key, value in settings.items()]
+    flags += [f"--data-dir={arguments.data_dir}"] if arguments.data_dir else []
     with tempfile.TemporaryDirectory() as folder:
-        flags = [f"--{key.replace('_', '-')}={value}" for key, value in settings.items()]
-        data_dir = [f"--data-dir={arguments.data_dir}"] if arguments.data_dir else []
-        run = train(
-            parse(
-                [*flags, *data_dir, "--quiet", "--out", folder, "--name", "run"], "mechanisms", ""
-            )
-        )
+        own = ["--quiet", "--out", folder, "--name", "run"]
+        run = train(parse([*flags, *own], "mechanisms", ""))
         records = [json.loads(line) for line in (run / "rounds.jsonl").read_text().splitlines()]
     last = records[-1]
     return asdict(case) | {

@@ -141,10 +141,8 @@ def train(message: Message, context: Context) -> Message:
 
     prepare_actor()
     config = message.content["config"]
-    client, clients = (
-        int(context.node_config["partition-id"]),
-        int(context.node_config["num-partitions"]),
-    )
+    place = context.node_config
+    client, clients = int(place["partition-id"]), int(place["num-partitions"])
     # `torch.manual_seed` would also queue the seed for a GPU, with a stack trace, for each message.
     torch.default_generator.manual_seed(hash((config["seed"], config["server-round"], client)))
 
@@ -194,9 +192,8 @@ def loader_of_rate(dataset: TensorDataset, rate: float) -> DataLoader:
     With a `batch_size` the rate would be 1 / ceil(records / batch_size), 0.5 for a client of two
     records whatever the rate asked for.
     """
-    batches = [
-        [index] for index in range(round(1 / rate))
-    ]  # only their number matters, Opacus replaces the sampler
+    # only their number matters, Opacus replaces the sampler
+    batches = [[index] for index in range(round(1 / rate))]
     return DataLoader(dataset, batch_sampler=batches)
 
 
