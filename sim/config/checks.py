@@ -13,6 +13,7 @@ from sim.config.fields import Config
 from sim.config.settings import CROSS_ENTROPY, NEXT_WORD
 from strategies import trial
 from strategies.registry import strategy_of
+from strategies.strategy import Strategy
 
 MAX_DECAY = 100.0
 """Largest decrease of the logarithm of the noise over a run."""
@@ -26,15 +27,16 @@ def check_parts(config: Config) -> None:
     """
     _check_holdout(config)
     _check_noise_decay(config)
-    _check_strategy(config)
+    strategy = strategy_of(config.strategy, config.fedfed)
+    _check_strategy(config, strategy)
     _check_release(config)
     _check_targets(config)
     _check_evaluation(config)
-    _check_trust(config)
+    _check_trust(config, strategy)
     _check_turns(config)
     _check_attackers(config)
-    _check_buffer(config)
-    _check_personal(config)
+    _check_buffer(config, strategy)
+    _check_personal(config, strategy)
     if config.data.partition != "given":  # else their number is known once the records are
         check_clients(config)
 
@@ -143,7 +145,7 @@ def _check_attackers(config: Config) -> None:
         )
 
 
-def _check_buffer(config: Config) -> None:
+def _check_buffer(config: Config, strategy: Strategy) -> None:
     """Refuse a buffer whose late answers would be taken for what they are not."""
     size = config.rounds.buffer
     if size is None:
@@ -153,7 +155,7 @@ def _check_buffer(config: Config) -> None:
             f"buffer is {size}, and a release has no answers that are simulated to come late: "
             "leave out --buffer or --release"
         )
-    if strategy_of(config.strategy, config.fedfed).personal:
+    if strategy.personal:
         raise ValueError(
             f"buffer is {size}, but strategy = {config.strategy.strategy} takes the mean of the "
             "clients' own models, which must be of one round: use --strategy fedavg, or leave "
@@ -161,10 +163,9 @@ def _check_buffer(config: Config) -> None:
         )
 
 
-def _check_personal(config: Config) -> None:
+def _check_personal(config: Config, strategy: Strategy) -> None:
     """Refuse what does not go with models of clients' own."""
     layers, name = config.local.personal_layers, config.strategy.strategy
-    strategy = strategy_of(config.strategy, config.fedfed)
     if layers is None and not strategy.personal:
         return
     given = f"strategy is {name}" if layers is None else f"personal_layers is {layers!r}"
@@ -187,7 +188,7 @@ def _check_personal(config: Config) -> None:
         )
 
 
-def _check_trust(config: Config) -> None:
+def _check_trust(config: Config, strategy: Strategy) -> None:
     """Refuse what noise on a sum of clients does not cover."""
     privacy, local = config.privacy, config.local
     trust, by_record = f"--trust {privacy.trust}", privacy.unit == "record"
@@ -203,7 +204,7 @@ def _check_trust(config: Config) -> None:
             "standardize is private, for which each client adds noise of its own: use "
             "--standardize none, or --trust local"
         )
-    name, strategy = config.strategy.strategy, strategy_of(config.strategy, config.fedfed)
+    name = config.strategy.strategy
     moves_null = name != "fedprox"  # whose pull is 0 at the round's model; a null client sends 0
     guides = strategy.guide is not alone and (by_record or moves_null)
     if guides or strategy.sent is not UPDATE or strategy.each is not None or strategy.personal:
@@ -274,11 +275,10 @@ def refuse_trust(config: Config) -> None:
         )
 
 
-def _check_strategy(config: Config) -> None:
+def _check_strategy(config: Config, strategy: Strategy) -> None:
     """Refuse a strategy of the user's own that fails, and one that guides or counts local steps if
     the mechanism sizes them itself."""
     name = config.strategy.strategy
-    strategy = strategy_of(config.strategy, config.fedfed)
     if ":" in name:
         trial.check(name, strategy, asked(config.rounds.fraction, config.data.clients))
     leads = strategy.guide is not alone or strategy.sent is not UPDATE
