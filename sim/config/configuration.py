@@ -14,11 +14,9 @@ from sim.config import paper_presets
 from sim.config.fields import SETTINGS, TABLES, Config, fault
 from sim.config.names import FORMER, did_you_mean
 from sim.config.presets import FIXED, preset
+from sim.config.recipe import Values
 from sim.config.settings import EXECUTION_ONLY
 from sim.config.use import USES, refusal, unused, used_by_table
-
-Values = dict[str, Any]
-"""Settings by name."""
 
 RIVALS = (
     *(("steps", "epochs"), ("sample_rate", "batch_size"), ("epsilon", "budgets")),

@@ -54,6 +54,7 @@ from sim.config.names import did_you_mean, suggest
 from sim.config.papers import RECIPES, Claim
 
 Values = dict[str, Any]
+"""Settings by name."""
 
 PLOTS = {
     "epsilon": "final accuracy against certified epsilon, a line for each row",
