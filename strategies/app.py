@@ -102,8 +102,9 @@ def wrapped(name: str, make: Make, weights: Callable[[np.ndarray], np.ndarray]) 
     ) -> tuple[ServerState, np.ndarray]:
         return each(state, params, update[None], np.ones(1, np.int64))
 
-    init: Callable[[np.ndarray], ServerState] = lambda params: _kept(make(), 0)  # noqa: E731
-    return Strategy(weights, init, of_mean, each=None if by_mean(kind) else each)
+    return Strategy(
+        weights, lambda params: _kept(make(), 0), of_mean, each=None if by_mean(kind) else each
+    )
 
 
 def refuse(name: str, kind: type) -> None:
@@ -167,12 +168,10 @@ def _configure(strategy: flower.Strategy, number: int, params: np.ndarray, repli
         if told:
             raise ValueError(f"it tells clients {told}, which train by --steps, --lr and so on")
         for arrays in content.array_records.values():
-            _same(arrays, params)
-
-
-def _same(arrays: ArrayRecord, params: np.ndarray) -> None:
-    if not np.array_equal(_flat(arrays, params), params):
-        raise ValueError("it sends clients another model than the round's: let it send that")
+            if not np.array_equal(_flat(arrays, params), params):
+                raise ValueError(
+                    "it sends clients another model than the round's: let it send that"
+                )
 
 
 def _reply(strategy: flower.Strategy, node: int, model: np.ndarray, count: int) -> Message:
