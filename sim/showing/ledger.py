@@ -1,6 +1,5 @@
 """What every client of a run has paid, from the ledger files and the configuration alone."""
 
-import functools
 import math
 import tomllib
 from collections.abc import Callable, Mapping
@@ -114,13 +113,24 @@ def _unfinished(
     spent: Mapping[int, accountant.Charges],
     targets: Mapping[int, float],
 ) -> tuple[Price, str]:
-    """How to price the clients of an unfinished run, valid for any stopping rule; and a note."""
+    """How to price the clients of an unfinished run, valid for any stopping rule: at the orders
+    that were fixed for each before it began, or by its budget; and a note."""
     order_of = orders.read(folder)
     if spent and not order_of:
         raise ValueError(f"{folder / orders.FILE} is missing: restore it, or resume the run")
     own = setting(config, "privacy", "delta", float), setting(config, "privacy", "budget", str)
     budgets = targets if own == (delta, "certified") else {}
-    return functools.partial(_at_its_order, order_of, budgets), wording.AT_ONE_ORDER
+
+    def price(client: int, charges: accountant.Charges, delta: float) -> accountant.Guarantee:
+        if not charges:
+            return accountant.Guarantee(0.0, None)
+        if client not in order_of:
+            raise ValueError(
+                f"client {client} has no Renyi order in {orders.FILE}: restore the file"
+            )
+        return orders.running(charges, delta, order_of[client], budgets.get(client, math.inf))
+
+    return price, wording.AT_ONE_ORDER
 
 
 def _targets(config: Entries, clients: int) -> dict[int, float]:
@@ -130,22 +140,6 @@ def _targets(config: Entries, clients: int) -> dict[int, float]:
         return {client: one.epsilon for one in found for client in one.clients.tolist()}
     target = setting(config, "privacy", "epsilon", float, int, str)
     return {} if isinstance(target, str | None) else dict.fromkeys(range(clients), float(target))
-
-
-def _at_its_order(
-    order_of: Mapping[int, orders.Orders],
-    budgets: Mapping[int, float],
-    client: int,
-    charges: accountant.Charges,
-    delta: float,
-) -> accountant.Guarantee:
-    """The certified epsilon at the orders that were fixed for a client before the run began, or the
-    budget."""
-    if not charges:
-        return accountant.Guarantee(0.0, None)
-    if client not in order_of:
-        raise ValueError(f"client {client} has no Renyi order in {orders.FILE}: restore the file")
-    return orders.running(charges, delta, order_of[client], budgets.get(client, math.inf))
 
 
 def _client(
