@@ -35,8 +35,6 @@ def show_price(result: Entries) -> None:
 
 def show_ledger(result: Entries) -> None:
     """Print every client's epsilons; clients with equal ones share a line."""
-    from rich.console import Console
-
     names, rows = [*EPSILONS, "delta"], result["clients"]
     heads = ["clients", "epsilon (certified)", "epsilon (published)", "delta"]
     if rows and "budget" in rows[0]:
@@ -52,14 +50,12 @@ def show_ledger(result: Entries) -> None:
     named = [(_text("clients", format_ranges(group)), *texts) for texts, group in groups.items()]
     _show_table(heads, named)
     for name, value in wording.protections(result["guarantees"]):
-        Console().print(f"{name:<18} {value}", soft_wrap=True)
+        _show(f"{name:<18} {value}")
     _show_notes([*result["caveats"], result["note"]])
 
 
 def show_verified(result: Entries) -> None:
     """Print the verdict on each history of charges, and on all."""
-    from rich.console import Console
-
     rows = result["verified"]
     shown = [
         (
@@ -86,7 +82,7 @@ def show_verified(result: Entries) -> None:
         else "Not confirmed: an epsilon is not proved to be an upper bound."
     )
     done = f"Verified: {len(rows)} of {all_} histories of charges"
-    Console().print(f"{verdict} {done}, {wording.duration(result['seconds'])}.", soft_wrap=True)
+    _show(f"{verdict} {done}, {wording.duration(result['seconds'])}.")
     without = result["not_proved"]
     left_out = f"Left out, as no finite epsilon is proved for them: clients {without}."
     _show_notes([left_out if without else "", result["note"]])
@@ -94,18 +90,13 @@ def show_verified(result: Entries) -> None:
 
 def show_whole(result: Entries) -> None:
     """Print the state of each file, and the verdict."""
-    from rich.console import Console
-
     rows = [(row["file"], row["state"], row["detail"]) for row in result["files"]]
     _show_table(("file", "state", "why"), rows)
-    verdict = "All files are whole." if result["whole"] else "Not all files are whole."
-    Console().print(verdict)
+    _show("All files are whole." if result["whole"] else "Not all files are whole.")
 
 
 def show_node(result: Entries) -> None:
     """Print a node's budget and the share of it that is used, rounded up."""
-    from rich.console import Console
-
     used = result["used"]
     lines = {
         "folder": result["folder"],
@@ -116,7 +107,7 @@ def show_node(result: Entries) -> None:
         else "all of it: it is too small for any release",
     }
     for name, value in lines.items():
-        Console().print(f"{name:<18} {value}", soft_wrap=True)
+        _show(f"{name:<18} {value}")
 
 
 def _show_table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
@@ -132,10 +123,14 @@ def _show_table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
 
 
 def _show_notes(texts: list[str]) -> None:
+    for text in filter(None, texts):
+        _show(text, style="yellow")
+
+
+def _show(text: str, style: str | None = None) -> None:
     from rich.console import Console
 
-    for text in filter(None, texts):
-        Console().print(text, style="yellow", soft_wrap=True)
+    Console().print(text, style=style, soft_wrap=True)
 
 
 def _text(name: str, value: Any) -> str:
