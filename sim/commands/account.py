@@ -32,10 +32,7 @@ OWN: OwnFlags = {
         "say file by file what of a run directory is whole, missing, older, newer or damaged; exit "
         "code 1 unless all is whole",
     ),
-    "--node": (
-        "POLICY_FILE",
-        "say which share of its own budget a Flower node's runs have used",
-    ),
+    "--node": ("POLICY_FILE", "say which share of its own budget a Flower node's runs have used"),
     "--group": (
         "K",
         "with --ledger: also the epsilon of a person who has K records with one client",
@@ -140,9 +137,9 @@ def parse(argv: Sequence[str], program: str) -> Question:
     question = Question(
         config=config,
         delta=config.privacy.delta if "delta" in request.given else None,
-        ledger=Path(own["ledger"]) if "ledger" in own else None,
-        verify=Path(own["verify"]) if "verify" in own else None,
-        check=Path(own["check"]) if "check" in own else None,
+        ledger=_read(own, "ledger", Path),
+        verify=_read(own, "verify", Path),
+        check=_read(own, "check", Path),
         node=own.get("node"),
         group=_read(own, "group", int),
         word=word,
