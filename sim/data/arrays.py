@@ -50,8 +50,8 @@ class Arrays(NamedTuple):
     x_test: np.ndarray
     y_test: np.ndarray
     classes: int
-    words: int = 0
-    owner: np.ndarray | None = None
+    words: int
+    owner: np.ndarray | None
 
 
 def fixed_split(records: int, test: int) -> tuple[np.ndarray, np.ndarray]:

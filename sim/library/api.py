@@ -96,7 +96,7 @@ def audit_run(
         raise ValueError(f"canaries is {canaries}: give a whole number")
     asked = _request(settings, config, preset, None)
     with borrowed_process():
-        found = audit(asked.config, canaries, black_box, confidence, asked.config.run.quiet)
+        found = audit(asked.config, canaries, black_box, confidence)
         return Result(found.run_dir)
 
 

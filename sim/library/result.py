@@ -180,7 +180,7 @@ class Result:
         """Two records of zeros, as the model takes them."""
         with borrowed_process():
             x = features.load(self.config.data, device_of(self.config)).x
-        return torch.from_numpy(np.zeros_like(x[:1])).repeat(2, *[1] * (x.ndim - 1))
+        return torch.from_numpy(np.zeros((2, *x.shape[1:]), x.dtype))
 
     def _tensors(self) -> dict[str, torch.Tensor] | torch.Tensor:
         """The last model's tensors by name, or the flat parameters of the newest checkpoint."""
