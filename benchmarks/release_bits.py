@@ -43,8 +43,7 @@ FEATURES, CLASSES, NULL = 64, 10, 3e38
 """The null record has numbers so large that its gradient is not finite."""
 CENTRAL = (
     "--clients=1 --epsilon 1 --clip-norm 1 --lr 1 --rounds 1 --steps 1 --engine inline --quiet "
-    "--model linear "
-    "--dataset {data} --out {out}"
+    "--model linear --dataset {data} --out {out}"
 )
 
 

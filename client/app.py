@@ -155,7 +155,6 @@ def _place(context: Context) -> dict[str, Any]:
         if not isinstance(value, int):
             raise ValueError(
                 f"{name} is {value!r} in the node's configuration; it must be an integer: start "
-                "the SuperNode with, "
-                'for instance, --node-config "partition-id=0 num-partitions=2"'
+                'the SuperNode with, for instance, --node-config "partition-id=0 num-partitions=2"'
             )
     return place

@@ -59,8 +59,7 @@ def find_groups(grid: Grid, patience: float = PATIENCE) -> list[Host]:
     of = f"group {', '.join(missing)} of {len(hosts)}" if hosts else "any group"
     raise RuntimeError(
         f"no Flower node answered within {patience:g} s for {of}: start a SuperNode for each "
-        "group, with --node-config "
-        '"partition-id=0 num-partitions=2" and so on'
+        'group, with --node-config "partition-id=0 num-partitions=2" and so on'
     )
 
 

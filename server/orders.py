@@ -52,12 +52,7 @@ class Course:
 
 @functools.lru_cache(maxsize=100_000)
 def orders_in_advance(
-    plan: Plan,
-    rounds: int,
-    target: float,
-    delta: float,
-    column: str,
-    prior: tuple[Paid, ...] = (),
+    plan: Plan, rounds: int, target: float, delta: float, column: str, prior: tuple[Paid, ...] = ()
 ) -> Orders:
     """The best orders for the certified epsilons of as many rounds of training as the target pays
     for, of half as many, of a quarter, down to one, and of the end of each phase before; the order

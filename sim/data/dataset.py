@@ -130,10 +130,7 @@ _SOURCES = {
 
 
 def load(
-    name: str,
-    data_dir: str | None = None,
-    normalise: bool = True,
-    settings: Data | None = None,
+    name: str, data_dir: str | None = None, normalise: bool = True, settings: Data | None = None
 ) -> Dataset:
     """The data set `name`: one of `files.NAMES`, or a user's own.
 

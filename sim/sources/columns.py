@@ -197,7 +197,6 @@ def _known(path: Path, columns: tables.Columns) -> Known:
         if not texts and not (bounds and -MAX_BOUND <= value[0] < value[1] <= MAX_BOUND):
             raise ValueError(
                 f"{path}: {name} = {value} must be two bounds, the smaller first and neither "
-                f"beyond {MAX_BOUND:g}, or different categories: "
-                'write [0, 100] or ["no", "yes"]'
+                f'beyond {MAX_BOUND:g}, or different categories: write [0, 100] or ["no", "yes"]'
             )
     return known
