@@ -12,7 +12,7 @@ import random
 import re
 import warnings
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -31,17 +31,8 @@ from sim.engines import session, start
 from sim.job.job import Job
 from sim.phases import build as jobs
 from sim.tracking import sinks, tracker
-from tests.crashing import (
-    Crash,
-    Disk,
-    Noting,
-    Operation,
-    Tree,
-    crashes,
-    killed,
-    lay_out,
-    tree_of,
-)
+from tests.crashing import Crash, Disk, Noting, Operation, Tree, crashes, killed, lay_out, tree_of
+from tests.folders import SEALS, TIMES
 
 COMMON = (
     "--clients=4 --groups=2 --model=linear --engine=inline --quiet --name=run --keep-checkpoints=2"
@@ -66,9 +57,6 @@ OWN = "tests.crash_worlds:own_records"
 GROUP = "runs/run/ledger/group-{:04d}.jsonl"
 SERVER = "runs/run/ledger/server.jsonl"
 TRACKED = "runs/run/tracking/tensorboard/events"
-TIMES = {"seconds", "seconds_training"}
-SEALS = {"files", "sha256"}
-"""Digests in a summary, one of which is of the manifest and so of a key."""
 DRAWN = ("runs/run/inputs.json", "runs/run/inputs.key", "runs/run/manifest.json")
 """Files with a key that every new run draws, or with a digest of one that has."""
 DEFAULT = ["simulation", "adaptive simulation", "release"]
@@ -85,7 +73,6 @@ class World:
     data: Path
     flags: str
     noting: Noting | None = None
-    marks: list[tuple] = field(default_factory=list)
 
     @property
     def folder(self) -> Path:
@@ -279,10 +266,8 @@ def resume(world: World, done: list[Operation], crash: Crash) -> Noting:
     for number in range(2):
         held, holds = (whole_lines(charges(tree, number)).splitlines() for tree in (before, after))
         assert holds[: len(held)] == held
-    summary, spent = (
-        json.loads(after["runs/run/summary.json"]),
-        ledger.read(world.folder / "ledger"),
-    )
+    summary = json.loads(after["runs/run/summary.json"])
+    spent = ledger.read(world.folder / "ledger")
     assert summary["events"] == [sum(payable(spent[client]).values()) for client in range(4)]
     return resumed
 

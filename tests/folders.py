@@ -4,6 +4,11 @@ from pathlib import Path
 
 from mechanisms.accounting import ledger
 
+TIMES = {"seconds", "seconds_training"}
+"""Entries of rounds and summaries that differ each time."""
+SEALS = {"files", "sha256"}
+"""Digests in a summary, one of which is of the manifest and so of a key."""
+
 
 def contents(folder: Path) -> dict[Path, bytes]:
     return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}

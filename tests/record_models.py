@@ -30,11 +30,8 @@ class Residual(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.first, self.second, self.norm = (
-            nn.Conv2d(2, 4, 3),
-            nn.Conv2d(4, 4, 3, padding=1),
-            nn.GroupNorm(2, 4),
-        )
+        self.first, self.second = nn.Conv2d(2, 4, 3), nn.Conv2d(4, 4, 3, padding=1)
+        self.norm = nn.GroupNorm(2, 4)
 
     def forward(self, x: Tensor) -> Tensor:
         h = torch.relu_(self.first(x))
@@ -149,12 +146,8 @@ class Tokens(nn.Module):
 
     def __init__(self, centred: bool = False) -> None:
         super().__init__()
-        self.words, self.norm, self.out = (
-            nn.Embedding(7, 4, padding_idx=0),
-            nn.LayerNorm(4),
-            nn.Linear(4, 3),
-        )
-        self.centred = centred
+        self.words, self.norm = nn.Embedding(7, 4, padding_idx=0), nn.LayerNorm(4)
+        self.out, self.centred = nn.Linear(4, 3), centred
 
     def forward(self, x: Tensor) -> Tensor:
         h = self.words(x)
@@ -359,13 +352,14 @@ def plain_gradients(module: nn.Module, params: Tensor, x: Tensor, y: Tensor) -> 
     """`[K, B, P]`: the gradient of the cross-entropy of each record as a batch of its own, by
     `backward`."""
     rows = [
-        [_plain(module, row, *one) for one in zip(xs, ys, strict=True)]
+        [plain_gradient(module, row, *one) for one in zip(xs, ys, strict=True)]
         for row, xs, ys in zip(params, x, y, strict=True)
     ]
     return torch.stack([torch.stack(row) for row in rows])
 
 
-def _plain(module: nn.Module, row: Tensor, x: Tensor, y: Tensor) -> Tensor:
+def plain_gradient(module: nn.Module, row: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    """``[P]``, at parameters ``[P]``."""
     model = copy.deepcopy(module)
     layout, trained = Layout.of(model), dict(model.named_parameters())
     for name, value in layout.unflatten(row).items():

@@ -24,12 +24,11 @@ from mechanisms.plan import Plan, PlanTable
 from mechanisms.randomness import Streams, seed_key
 from mechanisms.registry import MECHANISMS
 from mechanisms.sampling import CohortData
+from tests.record_models import plain_gradient
 
 RNG = np.random.default_rng(0)
-X, Y = (
-    torch.from_numpy(RNG.normal(size=(60, 6)).astype(np.float32)),
-    torch.from_numpy(RNG.integers(0, 3, 60)),
-)
+X = torch.from_numpy(RNG.normal(size=(60, 6)).astype(np.float32))
+Y = torch.from_numpy(RNG.integers(0, 3, 60))
 OWNED = tuple(np.arange(60)[a:b] for a, b in ((0, 8), (8, 20), (20, 59), (59, 60)))
 """The record numbers of clients 0 to 3."""
 
@@ -83,9 +82,9 @@ def cohort(
     )
 
 
-def twins(plan: Plan, count: int, client: int = 0) -> Cohort:
-    """So many clients that all hold the records of one, each with draws of its own."""
-    data = CohortData(X, Y, [OWNED[client]] * count)
+def twins(plan: Plan, count: int) -> Cohort:
+    """So many clients that all hold the records of client 0, each with draws of its own."""
+    data = CohortData(X, Y, [OWNED[0]] * count)
     own = {"plans": [plan] * count, "streams": streams(range(count)), "nth": [1] * count}
     return replace(cohort([plan]), data=data, **own)
 
@@ -147,14 +146,4 @@ def plain_gradients(
     module: nn.Module, params: torch.Tensor, x: torch.Tensor, y: torch.Tensor
 ) -> list[torch.Tensor]:
     """Each record's gradient ``[P]`` by plain autograd, one record at a time."""
-    layout, gradients = RecordGradients(module).layout, []
-    for record, label in zip(x, y, strict=True):
-        named = {
-            name: value.clone().requires_grad_() for name, value in layout.unflatten(params).items()
-        }
-        logits = torch.func.functional_call(module, named, (record[None],))
-        parts = torch.autograd.grad(
-            nn.functional.cross_entropy(logits, label[None]), list(named.values())
-        )
-        gradients.append(torch.cat([part.flatten() for part in parts]))
-    return gradients
+    return [plain_gradient(module, params, *one) for one in zip(x, y, strict=True)]

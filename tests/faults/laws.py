@@ -13,10 +13,8 @@ from mechanisms.accounting import ledger
 from mechanisms.accounting.allotment import payable
 from sim.library import whole
 from tests.faults.runs import Kind, Outcome
+from tests.folders import SEALS, TIMES
 
-TIMES = {"seconds", "seconds_training"}
-SEALS = {"files", "sha256"}
-"""Digests in a summary, one of which is of the manifest and so of a key."""
 LEDGERS = ("ledger/group-0000.jsonl", "ledger/server.jsonl")
 """Of the one group, or of the trusted server."""
 

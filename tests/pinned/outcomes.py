@@ -29,12 +29,12 @@ from sim.commands import flags
 from sim.engines import drawer, session
 from sim.phases.prices import figures_of, outlook_of, prices
 from sim.showing import plots
+from tests.folders import TIMES
 from tests.pinned.gradients import CASES, computed
 from tests.pinned.records import make
 from tests.pinned.sums import sums
 from tests.pinned.table import BASE, PRICED, RUNS, SHOWN
 
-TIMES = {"seconds", "seconds_training"}
 SAID_ALREADY = {"run_dir", "run", "caveats", "guarantees", "files", "ledger", "sha256"}
 """Entries of a summary that the terminal or the ledger shows, too, and digests of files with times
 in them."""
