@@ -5,7 +5,7 @@ Any bytes give the value of the valid ones, or one line that names the file.
 
 import json
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
@@ -101,12 +101,12 @@ def law(target: Target, data: bytes) -> None:
             assert repr(found) == repr(target.read(target.valid)), found
 
 
-def targets(folder: Path, names: Iterable[str] = ()) -> Iterator[tuple[str, Target]]:
-    """All targets by name, or those of these names, with their files in a folder."""
-    for name in names or MAKERS:
+def targets(folder: Path) -> Iterator[tuple[str, Target]]:
+    """All targets by name, with their files in a folder."""
+    for name, make in MAKERS.items():
         own = folder / name.replace(" ", "-")
         own.mkdir()
-        yield name, MAKERS[name](own)
+        yield name, make(own)
 
 
 def in_file(path: Path, read: Callable[[], Any], named: str = "") -> Target:

@@ -43,7 +43,7 @@ class Model:
         points = [np.append(logs, rest) for logs, rest in zip((f, g), rejected, strict=True)]
         return log_sum(self.order * points[0] + (1 - self.order) * points[1]) / (self.order - 1)
 
-    def climb(self, divergence, lowest, highest, added, starts=(0.98, 1.0, 1.02)):
+    def climb(self, divergence, lowest, highest, added):
         """The largest divergence met by moving a test uphill: at each point to the corner that its
         tangent prefers."""
         corners = [(a0, az) for a0 in (lowest, highest) for az in (lowest, highest)]
@@ -53,10 +53,9 @@ class Model:
         ]
         order, hidden, best = self.order, divergence == self.selective, -np.inf
         powers = [order * f + (1 - order) * g for f, g in flat]
-        for m in starts:
-            price = (
-                0.0 if hidden else -np.inf
-            )  # log J; a visible trial subtracts its rejections at J = e^scale
+        for m in (0.98, 1.0, 1.02):
+            # log J; a visible trial subtracts its rejections at J = e^scale
+            price = 0.0 if hidden else -np.inf
             for _ in range(40):
                 scale = max(power.max() for power in powers)
                 worth = [np.exp(power - scale) for power in powers]

@@ -13,12 +13,11 @@ FALSE_ALARM = 1e-6
 the p-values."""
 
 UNIT = 2**SCALE_BITS
-BINS, LOW_BITS = 256, 12
+BINS, LOW_BITS, BLOCK = 256, 12, 2**20
 TAILS, MIDDLES = (3, 4, 5, 5.5), (2**20, 2**16)
 EDGES = np.ceil(special.ndtri(np.arange(1, BINS) / BINS) * UNIT)
 
 Draw = Callable[[int], np.ndarray]
-Digits = np.ndarray | float
 
 
 class Tally:
@@ -27,19 +26,14 @@ class Tally:
     def __init__(self) -> None:
         self.size = self.positive = self.negative = self.pairs = 0
         self.bins, self.low = np.zeros(BINS, dtype=np.int64), np.zeros(2**LOW_BITS, dtype=np.int64)
-        self.tails, self.middles = (
-            np.zeros(len(TAILS), dtype=np.int64),
-            np.zeros(len(MIDDLES), dtype=np.int64),
-        )
+        self.tails, self.middles = (np.zeros(len(all_), np.int64) for all_ in (TAILS, MIDDLES))
         self.hermite, self.lagged = np.zeros(4), np.zeros(2)
 
     def add(self, draws: np.ndarray) -> "Tally":
         z, magnitudes = draws / UNIT, np.abs(draws)
         self.size, self.pairs = self.size + len(z), self.pairs + len(z) - 1
-        self.positive, self.negative = (
-            self.positive + (draws > 0).sum(),
-            self.negative + (draws < 0).sum(),
-        )
+        self.positive += (draws > 0).sum()
+        self.negative += (draws < 0).sum()
         self.bins += np.bincount(np.searchsorted(EDGES, draws, side="right"), minlength=BINS)
         self.low += np.bincount(draws & (2**LOW_BITS - 1), minlength=2**LOW_BITS)
         self.tails += [(magnitudes > a * UNIT).sum() for a in TAILS]
@@ -87,11 +81,11 @@ class Tally:
         return {name for name, p in p_values.items() if not p >= FALSE_ALARM / len(p_values)}
 
 
-def tally(draw: Draw, size: int, block: int = 2**20) -> Tally:
+def tally(draw: Draw, size: int) -> Tally:
     """The tally of so many draws, a block at a time."""
     total = Tally()
-    for start in range(0, size, block):
-        total.add(draw(min(block, size - start)))
+    for start in range(0, size, BLOCK):
+        total.add(draw(min(BLOCK, size - start)))
     return total
 
 

@@ -16,7 +16,7 @@ def test_memory_and_files_of_two_thousand_rounds_grow_by_their_lines_alone():
     clients: some thousand bytes a round. Arrays of a round that are not let go take more."""
     result = soaked(2000)
     looks = result["looks"]
-    print(slope(looks, "resident bytes"), looks[-1])
+    print(slope(looks), looks[-1])
     last, middle = looks[-1], looks[len(looks) // 2]
     assert last["round"] == 2000 and len(looks) == 20
     for name in ("files", "descriptors"):
@@ -26,4 +26,4 @@ def test_memory_and_files_of_two_thousand_rounds_grow_by_their_lines_alone():
         ends = [one[name] for one in looks]
         steps = [b - a for a, b in itertools.pairwise(ends)]
         assert max(steps) < 1.05 * min(steps), f"{name} grows faster than by lines of one length"
-    assert slope(looks, "resident bytes") < 20_000
+    assert slope(looks) < 20_000

@@ -24,7 +24,7 @@ def test_tests_that_follow_what_was_released_cost_more_than_one_and_no_more_than
     """Kills an induction that is none: a test for all losses."""
     step = DpsurStep(*MNIST, accounting)
     grid = Grid(low=-1.5, high=1.5, outcomes=80)
-    found = worst_epsilon(step, count, OF_THE_END, False, passes, grid)
+    found = worst_epsilon(step, count, OF_THE_END, passes, grid)
     assert 1.002 * least_epsilon(step, count, OF_THE_END) < found
     assert found <= epsilon({step: count}, DELTA).epsilon
 
@@ -41,6 +41,6 @@ def test_the_figures_of_many_steps_are_those_of_the_page(accounting, count, pass
     """What is charged, and the worst tests that were found."""
     step = DpsurStep(*MNIST, accounting)
     charged = epsilon({step: count}, DELTA).epsilon
-    found = worst_epsilon(step, count, OF_THE_END, False, passes, grid)
+    found = worst_epsilon(step, count, OF_THE_END, passes, grid)
     row = f"`{accounting}` | {charged:.3f} | {found:.3f} | {100 * (charged / found - 1):.1f} %"
     assert row in PAGE.read_text(encoding="utf-8")

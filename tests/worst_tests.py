@@ -38,11 +38,9 @@ class Grid(NamedTuple):
     outcomes: int = 120
 
 
-def worst_epsilon(
-    event: DpsurStep, count: int, delta: float, adding: bool, passes: int, grid: Grid
-) -> float:
+def worst_epsilon(event: DpsurStep, count: int, delta: float, passes: int, grid: Grid) -> float:
     """The least epsilon of so many steps against the worst tests that were found."""
-    induction = _Induction(event, adding, grid)
+    induction = _Induction(event, grid)
     step = induction.hidden if event.accounting == "selective" else induction.visible
     for _ in range(count):
         step(passes)
@@ -51,7 +49,7 @@ def worst_epsilon(
 
 
 class _Induction:
-    def __init__(self, event: DpsurStep, adding: bool, grid: Grid) -> None:
+    def __init__(self, event: DpsurStep, grid: Grid) -> None:
         q, s, share = event.sample_rate, event.noise_multiplier, event.validation_rate
         bounds = [ndtr((event.beta + c) / (2.0 * event.validation_noise)) for c in (-1.0, 1.0)]
         without = np.repeat(bounds, 2)
@@ -60,10 +58,7 @@ class _Induction:
         absent = np.exp(-0.5 * (y / s) ** 2)
         present = absent * (1.0 - q + q * np.exp((2.0 * y - 1.0) / (2.0 * s * s)))
         ours, theirs = ((one / one.sum())[:, None] for one in (present, absent))
-        accepted, otherwise = within, without
-        if adding:
-            ours, theirs, accepted, otherwise = theirs, ours, otherwise, accepted
-        self.on, self.off = (ours * accepted).ravel(), (theirs * otherwise).ravel()
+        self.on, self.off = (ours * within).ravel(), (theirs * without).ravel()
         self.shifts = np.log(self.on / self.off)
         self.corners = np.arange(0, self.on.size, 4)
         self.spacing = grid.spacing

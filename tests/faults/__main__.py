@@ -70,7 +70,7 @@ def main() -> int:
         from tests.fuzz_targets import MAKERS
 
         for name in filter(None, given.targets.split(",")) if given.targets else MAKERS:
-            found = searched(given.fuzz, given.seed, [name])  # hours for all: what is done is kept
+            found = searched(given.fuzz, given.seed, name)  # hours for all: what is done is kept
             result["fuzz"] = merged(result.get("fuzz", {}), found)
             if given.out:
                 given.out.write_text(json.dumps(result, indent=1) + "\n")

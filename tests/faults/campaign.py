@@ -27,14 +27,14 @@ class Campaign:
     """Tries, and what came of them."""
 
     runs: Runs
-    seed: int = 0
+    seed: int
     uncut: dict[Kind, dict[str, Any]] = field(default_factory=dict)
     calls: dict[Kind, str] = field(default_factory=dict)
     counts: Counter[str] = field(default_factory=Counter)
     broken: list[str] = field(default_factory=list)
 
-    def learn(self, kinds: Sequence[Kind] = KINDS) -> None:
-        """Run every kind once without a fault."""
+    def learn(self, kinds: Sequence[Kind]) -> None:
+        """Run each kind once without a fault."""
         for kind in kinds:
             self.runs.prepare(kind)
             self.runs.clear()

@@ -1,37 +1,33 @@
-"""Searches targets of `tests.fuzz_targets` for so many seconds of this process's own time, with
+"""Searches a target of `tests.fuzz_targets` for so many seconds of this process's own time, with
 examples that are new."""
 
 import tempfile
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import seed as seeded
 
-from tests.fuzz_targets import MAKERS, Target, law, mutations, targets
+from tests.fuzz_targets import MAKERS, Target, law, mutations
 
 EXAMPLES = 500
 """Examples of one seed."""
 
 
-def searched(seconds: float, seed: int, names: Sequence[str] = ()) -> dict[str, Any]:
-    """How many inputs each target was given, or each of these, and those that broke the law.
+def searched(seconds: float, seed: int, name: str) -> dict[str, Any]:
+    """How many inputs the target of this name was given, and the one that broke the law.
 
     Raises:
-        ValueError: a name is no target's.
+        ValueError: the name is no target's.
     """
-    if unknown := sorted(set(names) - MAKERS.keys()):
-        raise ValueError(f"unknown target {unknown[0]!r} (known: {', '.join(MAKERS)})")
-    counts: dict[str, int] = {}
-    broken: list[str] = []
+    if name not in MAKERS:
+        raise ValueError(f"unknown target {name!r} (known: {', '.join(MAKERS)})")
     with tempfile.TemporaryDirectory() as base:
-        for name, target in targets(Path(base), names or tuple(MAKERS)):
-            counts[name], fault = _search(target, seconds, seed)
-            broken += [f"{name}: {fault}"] if fault else []
-            print(f"{name}: {counts[name]} inputs {fault}", flush=True)
-    return {"processor seconds a target": seconds, "inputs": counts, "broken": broken}
+        count, fault = _search(MAKERS[name](Path(base)), seconds, seed)
+    print(f"{name}: {count} inputs {fault}", flush=True)
+    broken = [f"{name}: {fault}"] if fault else []
+    return {"processor seconds a target": seconds, "inputs": {name: count}, "broken": broken}
 
 
 def _search(target: Target, seconds: float, seed: int) -> tuple[int, str]:

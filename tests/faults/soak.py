@@ -69,17 +69,18 @@ def _look(run: Path, round_: int) -> dict[str, Any]:
     }
 
 
-def slope(looks: Sequence[dict[str, Any]], name: str) -> float:
-    """What a figure grows by in a round, over the second half of the run."""
+def slope(looks: Sequence[dict[str, Any]]) -> float:
+    """Bytes that resident memory grows by in a round, over the second half of the run."""
     later = looks[len(looks) // 2 :]
-    return float(np.polyfit([one["round"] for one in later], [one[name] for one in later], 1)[0])
+    rounds, resident = ([one[name] for one in later] for name in ("round", "resident bytes"))
+    return float(np.polyfit(rounds, resident, 1)[0])
 
 
 def main() -> None:
     """The command: `python -m tests.faults.soak FILE` writes the figures of 2,000 rounds."""
     result = soaked(2000)
     looks = result["looks"]
-    result["resident bytes a round"] = round(slope(looks, "resident bytes"))
+    result["resident bytes a round"] = round(slope(looks))
     Path(sys.argv[1]).write_text(json.dumps(result, indent=1) + "\n")
 
 
