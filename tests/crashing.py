@@ -257,19 +257,8 @@ class Noting(contextlib.ExitStack):
     def __enter__(self) -> Self:
         super().__enter__()
         self._real_open = builtins.open
-        for name in (
-            "mkdir",
-            "unlink",
-            "remove",
-            "rmdir",
-            "link",
-            "rename",
-            "replace",
-            "open",
-            "write",
-            "fsync",
-            "ftruncate",
-        ):
+        names = "mkdir unlink remove rmdir link rename replace open write fsync ftruncate"
+        for name in names.split():
             self.enter_context(mock.patch.object(os, name, self._wrapped(name, getattr(os, name))))
         self.enter_context(mock.patch.object(shutil, "_use_fd_functions", False))  # whole paths
         for module in (builtins, io):

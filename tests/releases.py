@@ -279,10 +279,8 @@ def successes(row: Row, arithmetic: Any, clients: int, seed: int) -> int:
     worlds = [
         watch(row, np.full(clients, held), arithmetic, seed, forced).seen for held in (False, True)
     ]
-    against, alone = (
-        np.zeros((2, clients)),
-        [number for number, one in enumerate(true) if not one.purpose],
-    )
+    against = np.zeros((2, clients))
+    alone = [number for number, one in enumerate(true) if not one.purpose]
     for number, release in enumerate(true):
         # releases of one client come one after the other, equally many of each
         who = slice(None) if release.purpose else alone.index(number) * clients // len(alone)

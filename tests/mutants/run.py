@@ -32,15 +32,8 @@ ROOT = Path(__file__).resolve().parents[2]
 if __name__ == "__main__":
     sys.path.insert(0, str(ROOT))
     os.environ["OMP_NUM_THREADS"] = "1"
-    for library in (
-        "torch",
-        "numpy",
-        "scipy.stats",
-        "pydantic",
-        "hypothesis",
-        "safetensors.torch",
-        "rich.table",
-    ):
+    libraries = "torch numpy scipy.stats pydantic hypothesis safetensors.torch rich.table"
+    for library in libraries.split():
         importlib.import_module(library)  # once, for all forks
 from tests.mutants.table import Mutant, faults, load  # noqa: E402
 
@@ -92,14 +85,8 @@ class Attempt:
         if self.mutant:
             (self.tree / self.mutant.file).write_text(self.whole)
         said = (self.tree / SAID).read_text()
-        failed = next(
-            (
-                line.removeprefix("FAILED ")
-                for line in said.splitlines()
-                if line.startswith("FAILED ")
-            ),
-            "",
-        )
+        lines = (line for line in said.splitlines() if line.startswith("FAILED "))
+        failed = next(lines, "").removeprefix("FAILED ")
         code = os.waitstatus_to_exitcode(status)
         hung = code == BROKEN and time.monotonic() - self.began >= HANGS
         by = failed.partition(" - ")[0] or f"pytest ended with code {code}"

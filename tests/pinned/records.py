@@ -32,12 +32,9 @@ def make(folder: Path) -> None:
     with np.load(folder / "records.npz") as known:
         np.savez(folder / "plain.npz", **{key: known[key] for key in known if key != "client"})
     x, x_test = (rng.normal(size=(n, 5)).astype(np.float32) for n in (owner.size, 30))
-    several, numbers = (
-        (lambda a: (a[:, :3] > 0.3) * np.float32(1)),
-        (lambda a: a[:, :1] - a[:, 1:2]),
-    )
-    save("several", x, several(x), x_test, several(x_test))
-    save("numbers", x, numbers(x), x_test, numbers(x_test))
+    several, several_test = ((a[:, :3] > 0.3) * np.float32(1) for a in (x, x_test))
+    save("several", x, several, x_test, several_test)
+    save("numbers", x, x[:, :1] - x[:, 1:2], x_test, x_test[:, :1] - x_test[:, 1:2])
     words, words_test = (rng.integers(0, WORDS, (n, 6)) for n in (owner.size, 30))
     save("words", words, labels, words_test, test_labels, words=WORDS)
     _table(folder, owner)

@@ -127,10 +127,7 @@ STRATEGIES = {
     ),
 }
 TRUST = {
-    "server": (
-        f"{GIVEN} --trust=server --epsilon=6 --batch-size=4 --server-momentum=0.5",
-        REPORT,
-    ),
+    "server": (f"{GIVEN} --trust=server --epsilon=6 --batch-size=4 --server-momentum=0.5", REPORT),
     "server-client": f"{GIVEN} --trust=server --unit=client --fraction=0.6 --steps=3 "
     "--clip-norm=0.4 --noise-multiplier=1.1 --epsilon=20",
     "server-decay": f"{GIVEN} --trust=server --unit=client --epsilon=9 --noise-decay=0.4 "
