@@ -7,6 +7,7 @@ from dataclasses import replace
 import torch
 
 from mechanisms.accounting.accountant import Charges, rdp
+from mechanisms.accounting.events import Event
 from mechanisms.cohort import Cohort, LocalState
 from mechanisms.mechanism import Mechanism
 from mechanisms.plan import Plan, Terms
@@ -111,9 +112,13 @@ def check_charges(name: str, plan: Plan, rounds: int) -> None:
 
     A paper's claim, or an event that is paid for elsewhere, costs nothing there.
     """
+    known = set[frozenset[tuple[Event, int]]]()
     for nth in range(1, rounds + 1):
         with _naming(name):
             charges = dict(plan.round_charges(nth))
+        if (kind := frozenset(charges.items())) in known:
+            continue
+        known.add(kind)
         if not rdp(charges, [2.0], "certified").any():
             raise ValueError(
                 f"mechanism = {name!r} charges nothing for a round, so that nothing would be "

@@ -98,6 +98,12 @@ class Once(dpsgd.DpsgdPlan):
         return super().round_charges(nth) if nth == 1 else {}
 
 
+@dataclass(frozen=True)
+class Twice(dpsgd.DpsgdPlan):
+    def round_charges(self, nth):
+        return super().round_charges(nth) if nth <= 2 else {}
+
+
 def moved(state, after):
     return replace(after, params=state.params.copy_(after.params))
 
@@ -126,7 +132,16 @@ BAD_METRIC = replace(PLAIN, metrics=lambda cohort, state: {"size": state.params.
 LASTING = replace(PLAIN, lasting=("pace",))
 BAD_REALIZED = replace(PLAIN, realized=lambda cohort, state: [])
 CLAIMED = charging(lambda noise: PaperClaim(0.5, noise))
-ONCE = replace(PLAIN, plan=lambda terms, noise: Once(**vars(PLAIN.plan(terms, noise))))
+ONCE, TWICE = (
+    replace(PLAIN, plan=lambda terms, noise, kind=kind: kind(**vars(PLAIN.plan(terms, noise))))
+    for kind in (Once, Twice)
+)
+LARGE = replace(
+    PLAIN,
+    sized=True,
+    plan=lambda terms, noise: (PLAIN if terms.size < 300 else FREE).plan(terms, noise),
+)
+OTHERS = replace(PLAIN, calibrate=lambda plan_of, terms: [FREE.plan(one, 1.0) for one in terms])
 LATE = replace(PLAIN, realized=lambda cohort, state: [{Claim(1.0, 1.0): 1}] * len(cohort.plans))
 
 
@@ -383,6 +398,9 @@ REFUSED = [
     ("--mechanism mine:FREE --noise-multiplier 1", "charges nothing for a round"),
     ("--mechanism mine:CLAIMED --noise-multiplier 1", "nothing for a round, so that nothing would"),
     ("--mechanism mine:ONCE --rounds 3", "would be proved (round 2: {}): return in round_charges"),
+    ("--mechanism mine:LARGE --noise-multiplier 1", "would be proved (round 1: {}): return in"),
+    ("--mechanism mine:OTHERS", "mechanism = 'mine:OTHERS' charges nothing for a round"),
+    ("--mechanism mine:TWICE --rounds 4 --fraction 0.5", "would be proved (round 3: {}): return"),
     (
         "--mechanism mine:FALSE_PLAN",
         "fails (TypeError: its plan is a NoneType, without steps or ch",

@@ -13,6 +13,7 @@ from client.client_state import ClientState
 from client.node import Node, Training
 from mechanisms.mechanism import Mechanism
 from mechanisms.optimizers import OPTIMIZERS
+from mechanisms.own import check_charges
 from mechanisms.placing import place
 from mechanisms.plan import PlanTable, merge
 from mechanisms.plugins import one_line
@@ -36,15 +37,19 @@ def plan(outlook: Outlook, earlier: Costs) -> PlanTable:
     """Every client's plan, calibrated to the budget that earlier phases leave.
 
     Raises:
-        ValueError: the budget does not pay for one round, or the run's length would depend on
-            outputs.
+        ValueError: the budget does not pay for one round, the run's length would depend on outputs,
+            or a mechanism of the user's own has a client or a round that costs nothing.
     """
     config, sizes = outlook.config, outlook.sizes
     kinds, which = np.unique(sizes, return_inverse=True)
     steps = np.array([local_steps(config, size) for size in kinds.tolist()])[which]
     own, rounds = settings_of(config.privacy, config), participations(config)
     prior, mechanism = merge(*earlier.values()), trust.trained_by(config)[0]
-    return plan_table(config.privacy, own, steps, rounds, sizes, prior, mechanism)
+    table = plan_table(config.privacy, own, steps, rounds, sizes, prior, mechanism)
+    if "mechanism" in config.own:
+        for one in table.plans:  # a client may be picked in more rounds than are planned
+            check_charges(config.privacy.mechanism, one, config.rounds.rounds)
+    return table
 
 
 def local_steps(config: Config, size: int) -> int:
