@@ -197,7 +197,7 @@ class Journal:
 
         Raises:
             ValueError: the file is closed, or another process has changed, removed or replaced it.
-            OSError: writing failed; the part written is cut off, and the file closed.
+            OSError: writing failed; the part written is cut off if possible, and the file closed.
         """
         if self._file < 0:
             raise ValueError(
@@ -290,7 +290,8 @@ class Journal:
                 written += os.write(self._file, data[written:])
             os.fsync(self._file)
         except OSError:
-            os.ftruncate(self._file, self._size)
+            with suppress(OSError):  # the disk may refuse that, too: then the charge counts
+                os.ftruncate(self._file, self._size)
             self.close()
             raise
         self._size += len(data)

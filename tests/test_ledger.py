@@ -196,6 +196,22 @@ def test_a_disk_that_refuses_leaves_no_charge_and_a_closed_ledger(tmp_path, monk
     assert str(error.value) == closed
 
 
+def test_a_disk_that_refuses_even_to_cut_a_charge_off_leaves_a_closed_ledger(tmp_path, monkeypatch):
+    """What is left of the charge counts, and nothing follows it. Kills the second fault in place of
+    the first, and a ledger that stays open."""
+    path = tmp_path / "g.jsonl"
+    with Ledger(path) as ledger:
+        ledger.charge("one", 0, [0], {A: 1})
+        with monkeypatch.context() as patch:
+            for name, said in (("fsync", "input/output error"), ("ftruncate", "read-only")):
+                patch.setattr(os, name, lambda *_, said=said: (_ for _ in ()).throw(OSError(said)))
+            with pytest.raises(OSError, match="input/output error"):
+                ledger.charge("two", 1, [0], {A: 2})
+        with pytest.raises(ValueError, match="is closed and must be open to charge"):
+            ledger.charge("three", 2, [0], {A: 1})
+    assert read(tmp_path) == {0: {A: 3}}
+
+
 @pytest.mark.parametrize(
     "torn", [b'{"release": "two", "ro', b"\0\0\0\0", b'{"release": "tw\0\0\n', b"\0\0\n"]
 )
