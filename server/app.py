@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+import numpy as np
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
@@ -122,8 +123,8 @@ def exchange_over(grid: Grid, nodes: Sequence[int], run: dict[str, str]) -> Exch
     """An exchange that sends each request to its group's node; ``run`` travels with every message.
 
     Raises:
-        RuntimeError: a node answered with an error (its group and the reason are named), or not at
-            all.
+        RuntimeError: a node answered with an error (its group and the reason are named), something
+            else than it was asked for, or not at all.
     """
 
     def exchange(requests: Sequence[TrainRequest]) -> Iterator[Upload]:
@@ -132,19 +133,41 @@ def exchange_over(grid: Grid, nodes: Sequence[int], run: dict[str, str]) -> Exch
             return Message(content, nodes[r.group], MessageType.TRAIN, group_id=name)
 
         messages = [message(r) for r in requests]
+        asked = {r.group: r for r in requests}
         silent, failed = len(messages), []
         for reply in grid.send_and_receive(messages):  # all, so that nobody works in vain
             silent -= 1
             if reply.has_error():
                 failed.append(reply)
             else:
-                yield decode_upload(reply.content)
+                upload = decode_upload(reply.content)
+                _check_asked(upload, asked.pop(upload.group, None), reply.metadata.group_id)
+                yield upload
         if silent:
             raise RuntimeError(f"{silent} of {len(messages)} groups sent no reply")
         for reply in failed:
             _content(reply, reply.metadata.group_id)
 
     return exchange
+
+
+def _check_asked(upload: Upload, request: TrainRequest | None, sender: str) -> None:
+    """Refuse what was not asked for: a sum of other clients, or one that was added already, moves a
+    trusted server's sum by more than its noise is made for.
+
+    Raises:
+        RuntimeError: it is of another round, group or clients, or a second one.
+    """
+    if (
+        request is None
+        or f"group {upload.group}" != sender
+        or upload.round != request.round
+        or not np.array_equal(upload.clients, request.clients)
+    ):
+        raise RuntimeError(
+            f"{sender} sent an upload of group {upload.group} and round {upload.round}, which is "
+            "not what it was asked for: start one node for each group, and resume the run"
+        )
 
 
 def _content(reply: Message, sender: str) -> RecordDict:

@@ -1,5 +1,6 @@
 """Requests over a Flower grid: each group's to the node that hosts it."""
 
+import dataclasses
 from collections.abc import Iterable
 
 import numpy as np
@@ -75,3 +76,46 @@ def test_a_group_that_fails_is_told_once_all_have_answered(faulty):
         for upload in exchange_over(grid, [4, 8, 6], {})(requests):
             heard.append(upload.group)
     assert sorted(heard) == [group for group in range(3) if group != faulty]
+
+
+OTHER = {
+    "another round": {"round": 2},
+    "another group": {"group": 0},
+    "no group that was asked": {"group": 3},
+    "other clients": {"clients": np.array([6], dtype=np.int64)},
+    "fewer clients": {"clients": np.zeros(0, dtype=np.int64)},
+}
+
+
+@pytest.mark.parametrize("changed", OTHER.values(), ids=OTHER)
+def test_an_upload_that_was_not_asked_for_is_refused(changed):
+    """A group's sum that a trusted server adds twice is charged once."""
+
+    class Mistaken(Echo):
+        def train(self, request: TrainRequest) -> Upload:
+            return dataclasses.replace(
+                super().train(request), **changed if request.group == 1 else {}
+            )
+
+    mistaken = client_app(lambda config, context: Mistaken())
+    nobody = (np.array([5], dtype=np.int64),) * 2
+    requests = [
+        TrainRequest(1, group, "round-1", *nobody, np.zeros(2, np.float32)) for group in range(3)
+    ]
+    with pytest.raises(RuntimeError, match=r"group 1 sent an upload of .* not what it was asked"):
+        list(exchange_over(LocalGrid({4: {}, 8: {}, 6: {}}, mistaken), [4, 8, 6], {})(requests))
+
+
+def test_a_group_that_answers_twice_is_refused():
+    class Twice(LocalGrid):
+        def send_and_receive(self, messages, *, timeout=None) -> list[Message]:
+            return super().send_and_receive(messages, timeout=timeout) * 2
+
+    grid = Twice({4: {}}, client_app(lambda config, context: Echo()))
+    nobody = (np.zeros(1, np.int64),) * 2
+    uploads = exchange_over(grid, [4], {})(
+        [TrainRequest(1, 0, "round-1", *nobody, np.zeros(2, np.float32))]
+    )
+    assert next(iter(uploads)).group == 0
+    with pytest.raises(RuntimeError, match="not what it was asked for"):
+        list(uploads)
