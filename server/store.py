@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,15 +32,6 @@ def newest_kept(run_dir: Path) -> list[Path]:
 def _is_result(path: Path) -> bool:
     """Whether a file is what a phase has left, and neither somebody's own nor a copy."""
     return path.stem.isidentifier() and tensors.RUN in tensors.labels_of(path)
-
-
-def _check_told(path: Path, rounds: int, most: int) -> None:
-    """Refuse a file that tells of more rounds than a crash leaves."""
-    if rounds > most:
-        raise ValueError(
-            f"{path} tells of {rounds} rounds, of which a crash leaves at most {most} with these "
-            "checkpoints: restore the folder from a copy, or start a new run"
-        )
 
 
 class Store:
@@ -147,13 +139,39 @@ class Store:
             ValueError: checkpoints are gone, and perhaps what could tell of them; or checkpoint or
                 ledger are older than what is beside them.
         """
-        later = self.checkpoints.after(round_) + 1
-        known = durable.read(self.rounds).count(b"\n") if self.rounds.exists() else 0
-        _check_told(self.rounds, known, finished + later)
-        for path, passed in ledgers.files(self.ledger, []):
-            paid_for = max((one.round for one in ledgers.entries(path, passed)), default=0)
-            _check_told(path, paid_for, max(round_, 0) + later)
+        self._refuse_ahead(self._reached(), round_, finished)
         paid.check_rounds(self.ledger.parent)
+
+    def check_unfinished(self) -> None:
+        """Refuse what tells of later rounds of training than a crash leaves with the checkpoints
+        that there are, of which a run that is not finished needs the newest.
+
+        Raises:
+            ValueError: checkpoints are gone, which alone know the ledger.
+        """
+        reached = self._reached()  # before the checkpoints, as the run may go on meanwhile
+        newest = self.checkpoints.newest(warn=False)
+        finished = newest.round if newest else 0
+        self._refuse_ahead(reached, finished, finished)
+
+    def _reached(self) -> dict[Path, int]:
+        """The number of rounds of which the records of this phase and each ledger file tell."""
+        known = durable.read(self.rounds).count(b"\n") if self.rounds.exists() else 0
+        paid_for = {
+            path: max((one.round for one in ledgers.entries(path, passed)), default=0)
+            for path, passed in ledgers.files(self.ledger, [])
+        }
+        return {self.rounds: known, **paid_for}
+
+    def _refuse_ahead(self, reached: Mapping[Path, int], round_: int, finished: int) -> None:
+        later = self.checkpoints.after(round_) + 1
+        for path, known in reached.items():
+            most = (finished if path == self.rounds else max(round_, 0)) + later
+            if known > most:
+                raise ValueError(
+                    f"{path} tells of {known} rounds, of which a crash leaves at most {most} with "
+                    "these checkpoints: restore the folder from a copy, or start a new run"
+                )
 
     def paid(self, up_to_round: int | None) -> dict[int, Counter[Event]]:
         """What every client has paid, up to a round if one is given; files that stay as they are

@@ -21,6 +21,7 @@ from client import tensors
 from mechanisms.accounting import ledger
 from mechanisms.accounting.accountant import epsilon
 from server import loop, orders, paid, sealed_json
+from server.checkpoints import Checkpoints
 from server.manifest import run_of
 from server.records import RoundRecord, read_rounds
 from server.store import Store
@@ -864,6 +865,30 @@ def test_a_ledger_of_another_run_is_not_paid_by(whole, tmp_path, capsys):
     asks = {ask: ASKS[ask] for ask in ("resume", "ledger", "verify", "report")}
     check_refused(run, run / FIRST, capsys, asks, model=False)
     assert states(run, capsys)[1][FIRST] == "damaged"
+
+
+def test_an_unfinished_run_whose_checkpoints_are_gone_has_no_price(run, whole, capsys):
+    """Nothing else knew its ledger, and another run's was priced as this one's."""
+    exchanged(run, whole)
+    for path in [*run.glob("checkpoints/*"), *run.glob("uploads/*")]:
+        path.unlink()
+    asks = {ask: ASKS[ask] for ask in ("resume", "ledger", "verify")}
+    check_refused(run, run / ROUNDS, capsys, asks, model=False)
+
+
+def test_a_run_that_goes_on_while_it_is_priced_has_its_checkpoints(run, monkeypatch):
+    """Kills checkpoints that are looked at before what must not be ahead of them."""
+    real = Checkpoints.after
+
+    def goes_on(self: Checkpoints, round_: int) -> int:
+        found = real(self, round_)
+        (run / ROUNDS).write_bytes(b"".join(lines_of(run / ROUNDS) * 3))
+        return found
+
+    monkeypatch.setattr(Checkpoints, "after", goes_on)
+    Store(run, 2).check_unfinished()
+    with pytest.raises(ValueError, match=r"rounds\.jsonl tells of 6 rounds, of which .* most 3"):
+        Store(run, 2).check_unfinished()
 
 
 def test_a_phase_s_result_knows_what_was_paid_for_it(in_phases, tmp_path, capsys):

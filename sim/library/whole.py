@@ -152,13 +152,7 @@ def _together(run_dir: Path, training: Store) -> Iterator[Check]:
     for path in course.results(config, run_dir):
         yield path, partial(check_result, path)
     if not (run_dir / closing.FILE).exists():
-        yield training.folder / "checkpoints", partial(_resumable, training)
-
-
-def _resumable(training: Store) -> None:
-    newest = training.checkpoints.newest(warn=False)
-    finished = newest.round if newest else 0
-    training.check_ahead(finished, finished)
+        yield training.folder / "checkpoints", training.check_unfinished
 
 
 def _ahead(store: Store) -> list[Path]:

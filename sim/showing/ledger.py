@@ -42,8 +42,10 @@ def spent(folder: Path, delta: float | None, records: int | None = None) -> Entr
             f"the directory of a run{hint}"
         )
     paid = paid_in.read(folder)
-    Store(folder, 2).check_rounds()
-    finished = closing.read(folder) is not None
+    store = Store(folder, 2)
+    store.check_rounds()
+    if not (finished := closing.read(folder) is not None):
+        store.check_unfinished()
     config = read_config(path)
     private = setting(config, "privacy", "mechanism", str) != "none"
     trust = setting(config, "privacy", "trust", str) or "local"
