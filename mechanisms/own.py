@@ -7,6 +7,7 @@ from dataclasses import replace
 import torch
 
 from mechanisms.accounting.accountant import Charges, rdp
+from mechanisms.accounting.allotment import AdaptivePlan, check_covered
 from mechanisms.accounting.events import Event
 from mechanisms.cohort import Cohort, LocalState
 from mechanisms.mechanism import Mechanism
@@ -44,10 +45,7 @@ def checked(name: str, given: Mechanism) -> Mechanism:
 
     def realized(cohort: Cohort, state: LocalState) -> Sequence[Charges]:
         with _naming(name):
-            found = list(given.realized(cohort, state))
-            if len(found) != len(cohort.plans):
-                raise TypeError(f"it realized {len(found)} charges for {len(cohort.plans)} clients")
-            return found
+            return _covered(list(given.realized(cohort, state)), cohort)
 
     def calibrate(plan_of: Callable[[Terms, float], Plan], terms: Sequence[Terms]) -> list[Plan]:
         with _naming(name):
@@ -144,6 +142,16 @@ def _paid(going: torch.Tensor, cohort: Cohort, state: LocalState) -> torch.Tenso
             "for which it pays"
         )
     return going
+
+
+def _covered(found: list[Charges], cohort: Cohort) -> list[Charges]:
+    """What clients have released, none of it beyond what their allotments pay for."""
+    if len(found) != len(cohort.plans):
+        raise TypeError(f"it realized {len(found)} charges for {len(cohort.plans)} clients")
+    accounts = iter(cohort.accounts)
+    for charges, plan in zip(found, cohort.plans, strict=True):
+        check_covered(charges, plan, next(accounts) if isinstance(plan, AdaptivePlan) else None)
+    return found
 
 
 def _of_clients(found: torch.Tensor, cohort: Cohort, what: str) -> torch.Tensor:

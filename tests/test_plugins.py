@@ -3,6 +3,7 @@ charged by events that a ledger knows, and what cannot work is refused in one li
 is written."""
 
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -32,11 +33,12 @@ from typing import ClassVar
 import numpy as np
 from pydantic import Field
 
-from mechanisms import dpsgd, none
+from mechanisms import dpagd, dpis, dpsgd, none
+from mechanisms.accounting.allotment import covered
 from mechanisms.accounting.event import Event, positive
-from mechanisms.accounting.events import Gaussian, PaperClaim
+from mechanisms.accounting.events import Gaussian, PaperClaim, SampledGaussian
 from mechanisms.mechanism import Mechanism
-from mechanisms.settings import Settings
+from mechanisms.settings import Dpagd, Dpis, Settings
 from strategies.fedavg import fedavg
 from strategies.settings import Aggregation
 from strategies.strategy import Strategy
@@ -142,6 +144,21 @@ LARGE = replace(
     plan=lambda terms, noise: (PLAIN if terms.size < 300 else FREE).plan(terms, noise),
 )
 OTHERS = replace(PLAIN, calibrate=lambda plan_of, terms: [FREE.plan(one, 1.0) for one in terms])
+
+
+def spends(mechanism, event, order=None, settings=None):
+    def realized(cohort, state):
+        orders = [one.order for one in cohort.accounts] or [2.0] * len(cohort.plans)
+        return [covered({event: 1}, order or own) for own in orders]
+
+    return replace(mechanism, realized=realized, settings=settings)
+
+
+TOO_MUCH = spends(dpis.MECHANISM, Gaussian(0.05), settings=Dpis)
+OTHER_ORDER = spends(dpis.MECHANISM, Gaussian(1e3), 77.0, Dpis)
+OTHER_KIND = spends(dpagd.MECHANISM, SampledGaussian(0.5, 1e3), settings=Dpagd)
+UNALLOTTED = spends(PLAIN, Gaussian(1e3))
+LITTLE = spends(dpis.MECHANISM, Gaussian(1e3), settings=Dpis)
 LATE = replace(PLAIN, realized=lambda cohort, state: [{Claim(1.0, 1.0): 1}] * len(cohort.plans))
 
 
@@ -560,6 +577,42 @@ def test_an_unknown_event_that_comes_up_in_a_round_stops_it_with_the_round_paid(
         run("late", "--mechanism", "mine:LATE")
     paid = ledger.read(Path("runs/late/ledger"))
     assert {type(event) for charges in paid.values() for event in charges} == {SampledGaussian}
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("TOO_MUCH", r"Gaussian\(noise_multiplier=0.05\): 1} would bring spending at order .* to"),
+        ("OTHER_ORDER", r"^Covered\(.*, order=77.0\) is not what Allotment\(.*\) pays for"),
+        (
+            "OTHER_KIND --sample-rate 1",
+            r"^Covered\(.* is not what GaussianAllotment\(.*\) pays for",
+        ),
+        ("UNALLOTTED", r"^Covered\(.* is not what a plan without an allotment pays for: put it"),
+    ],
+)
+def test_releases_that_no_allotment_covers_are_refused_before_anything_is_paid(
+    tmp_path, capsys, name, said
+):
+    """The summary said the allotments' epsilon, and the ledger that nothing was proved."""
+    words = [
+        *SMALL.split(),
+        "--rounds",
+        "1",
+        "--out",
+        "runs",
+        "--mechanism",
+        *f"mine:{name}".split(),
+    ]
+    assert main_guard(command, words) == 2
+    assert re.search(said, capsys.readouterr().err.removeprefix("error: "))
+    assert not list(tmp_path.glob("runs/*"))
+
+
+@pytest.mark.usefixtures("no_report")
+def test_releases_that_an_allotment_covers_are_taken():
+    folder = run("little", "--mechanism", "mine:LITTLE", "--rounds", "1")
+    assert json.loads((folder / "summary.json").read_text())["epsilon_certified"][0] <= 8
 
 
 def test_a_ledger_takes_the_kinds_that_it_can_give_back_alone(tmp_path):

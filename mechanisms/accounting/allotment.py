@@ -148,6 +148,32 @@ def check_settlement(charges: Mapping[Event, int]) -> None:
             )
 
 
+def check_covered(charges: Mapping[Event, int], plan: object, account: Account | None) -> None:
+    """Refuse covered releases of a round that the client's allotments do not pay for: the round's
+    charges would be finite, and the run's would not.
+
+    Args:
+        charges: of the round, beyond its planned ones.
+        plan: the client's.
+        account: what the client could spend in the round; None where its plan has no allotment.
+
+    Raises:
+        ValueError: there is no allotment, or one of another order or for other releases, or too
+            little is left.
+    """
+    allotted = plan.allotment if isinstance(plan, AdaptivePlan) else None
+    for event, count in charges.items():
+        if not isinstance(event, Covered):
+            continue
+        of_its_kind = not isinstance(allotted, GaussianAllotment) or gaussian(event.event)
+        if account is None or event.order != account.order or not of_its_kind:
+            raise ValueError(
+                f"{event} is not what {allotted or 'a plan without an allotment'} pays for: put it "
+                "into the plan's round_charges, or give the plan an allotment that covers it"
+            )
+        account = account.pay({event.event: count})
+
+
 class Movement(NamedTuple):
     """What one charge of a round adds to an account at an order: allotted and spent [nats]."""
 
