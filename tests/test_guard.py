@@ -211,15 +211,19 @@ def test_without_a_stdout_a_command_ends_as_with_one():
     assert done.returncode == 0
 
 
-def test_whatever_ends_a_run_but_a_users_error_says_how_to_go_on(tmp_path):
+def test_whatever_ends_a_run_says_how_to_go_on_and_a_users_error_what_is_paid(tmp_path):
     for fault in (KeyboardInterrupt(), GeneratorExit(), MemoryError(), OSError(), SystemExit(3)):
         with pytest.raises(BaseException) as raised, session._resumable(tmp_path, 0):
             raise fault
         (note,) = raised.value.__notes__
         assert note.endswith(f"resume the run by --resume {tmp_path}")
-    with pytest.raises(ValueError) as refused, session._resumable(tmp_path, 0):
-        raise ValueError("training diverged")
-    assert not hasattr(refused.value, "__notes__")
+    for said, notes in (
+        ("training diverged", [f"the run directory {tmp_path} keeps what clients have paid"]),
+        (f"{tmp_path}/orders.json is damaged", []),
+    ):
+        with pytest.raises(ValueError) as refused, session._resumable(tmp_path, 0):
+            raise ValueError(said)
+        assert getattr(refused.value, "__notes__", []) == notes
 
 
 def deep(folder: Path) -> list[str]:

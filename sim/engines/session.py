@@ -56,13 +56,15 @@ def run(job: Job, folder: Path, engine: Engine) -> Summary:
 
 @contextlib.contextmanager
 def _resumable(folder: Path, canaries: int) -> Iterator[None]:
-    """Note on whatever ends the run early, but for a user's error, how it goes on."""
+    """Note on whatever ends the run early how it goes on; on a user's error, which run it is."""
     remedy = f"finished rounds are kept: resume the run by --resume {folder}"
     if canaries:
         remedy = f"an audit cannot be resumed: {folder} keeps what it has paid, start a new one"
     try:
         yield
-    except ValueError:
+    except ValueError as fault:
+        if str(folder) not in str(fault):
+            fault.add_note(f"the run directory {folder} keeps what clients have paid")
         raise
     except SystemExit as fault:  # of a model's code: it would end the process without a word
         if (cause := behind(fault)) is not fault:
