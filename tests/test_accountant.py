@@ -112,6 +112,15 @@ def test_gaussians_are_certified_by_loss_distributions_and_named_orders_by_renyi
     assert renyi.order in accountant.ORDERS
 
 
+def test_an_end_of_the_grid_is_no_warning_where_renyi_is_for_comparison():
+    charges = {SampledGaussian(0.01, 4000.0): 100}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert accountant.by_renyi(charges, 1e-5).order == accountant.ORDERS[-1]
+    with pytest.warns(UserWarning, match="an end of the grid"):
+        accountant.epsilon(charges, 1e-5, orders=accountant.ORDERS)
+
+
 def test_events_that_one_pair_dominates_are_all_counted():
     alike = [Gaussian(9.0), SampledGaussian(1.0, 9.0), HeterogeneousGaussian(1.0, 18.0, 0.5)]
     together = accountant.epsilon({event: n for n, event in enumerate(alike, 1)}, 1e-5)

@@ -232,9 +232,9 @@ def _epsilon(
 
 
 def by_renyi(charges: Charges, delta: float) -> Guarantee:
-    """The certified epsilon by Renyi orders alone; :func:`epsilon` itself where they prove it."""
+    """The certified epsilon by Renyi orders, without a warning; `epsilon` if they prove it."""
     certified = epsilon(charges, delta)
-    return epsilon(charges, delta, orders=ORDERS) if certified.order is None else certified
+    return guarantee(charges, delta, "certified", ORDERS) if certified.order is None else certified
 
 
 def precompute(histories: Iterable[Charges], column: str) -> None:
