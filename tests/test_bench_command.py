@@ -219,6 +219,15 @@ def test_without_a_time_limit_a_cell_has_all_its_seeds_before_the_next_one(
         ]
 
 
+def test_a_missing_data_directory_is_told_once_and_nothing_is_written(tmp_path, capsys):
+    """Every run failed, one after the other, and a table of failures took the last one's place."""
+    path = tmp_path / "small.toml"
+    path.write_text('settings = { dataset = "mnist" }\n' + RECIPE.format(plot="epsilon"))
+    assert command(tmp_path, str(path)) == 2
+    assert capsys.readouterr().err.startswith("error: data_dir = 'there' is no directory: ")
+    assert not (tmp_path / "out").exists()
+
+
 def test_one_table_that_lacks_a_cell_decides_the_status(tmp_path, capsys):
     """And the table that is whole is written all the same."""
     whole, lacking = finished(tmp_path), finished(tmp_path, "other")

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from sim.benching import lanes, queue
 from sim.benching.files import Table, listed, write_page
 from sim.benching.runs import Run
+from sim.data import files
 from sim.job.rundir import make_writable
 
 
@@ -13,7 +14,8 @@ def fill(given: argparse.Namespace) -> bool:
     """Train the unfinished runs; returns whether the command succeeds, see `sim.bench`.
 
     Raises:
-        ValueError: a recipe is invalid or a folder cannot be written, in one line.
+        ValueError: a recipe is invalid, a data set or its folder is missing, or a folder cannot be
+            written, in one line.
     """
     tables = [Table(path, given) for path in given.recipes]
     if len({one.stem for one in tables}) < len(tables):
@@ -21,6 +23,8 @@ def fill(given: argparse.Namespace) -> bool:
             "two recipes have the same file name, under which their runs would be kept: rename one"
         )
     of, page = {run: one for one in tables for run in one.runs}, listed(given, tables)
+    for run in unfinished(list(of)):  # else each would fail, one after the other
+        files.check(run.config.data.dataset, run.config.data.data_dir)
     places = {"out": given.out, "cells": given.cells, "page": given.page and given.page.parent}
     for name, folder in places.items():
         if folder is not None:  # else what was trained could not be written
