@@ -308,6 +308,7 @@ FAULTS = [
     ("--name a/b", ["name is 'a/b'", "letters"]),
     ("--name ..", ["name is '..'", "letters"]),
     ("--config nowhere.toml", ["nowhere.toml", "cannot be read"]),
+    ("--config=", ["--config is ''", "leave --config out"]),
     ("--resume nowhere", ["nowhere is no run directory"]),
     ("--preset linear-mnist", ["is for one client: use python -m sim.central"]),
     ("--resume nowhere --config x.toml", ["--config", "--resume", "drop one"]),

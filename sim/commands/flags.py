@@ -102,6 +102,8 @@ def request(
         ValueError: in one line, with the name, the value, its bound and a remedy.
     """
     if resume is None:
+        if config == "":  # as of a variable that is not set
+            raise ValueError("--config is '': give it a file, or leave --config out")
         loaded = load(Path(config) if config else None, given, central, paper, defaults, lenient)
         return Request(loaded, None, frozenset(given))
     for flag, value in (("--config", config), ("--preset", paper)):
