@@ -571,5 +571,8 @@ def test_what_is_no_data_set_is_answered_with_all_that_can_be_one(tmp_path):
         files.check("~nosuch/folder", None)
     with pytest.raises(ValueError, match="no such file"):
         files.check(str(tmp_path / "t.csv"), None)
+    (tmp_path / "folder.csv").mkdir()
+    with pytest.raises(ValueError, match=r"folder\.csv: it is no regular file; give the path"):
+        files.check(str(tmp_path / "folder.csv"), None)
     files.check(str(tmp_path), None)
     files.check("hf:owner/name", None)

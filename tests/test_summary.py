@@ -199,7 +199,7 @@ def test_a_new_run_does_not_take_the_place_of_another(tmp_path):
     second = rundir.choose(given)
     second.mkdir(exist_ok=True)
     assert first != second and rundir.choose(given) not in (first, second)
-    with pytest.raises(ValueError, match=r"name = taken: .* exists; give another --name"):
+    with pytest.raises(ValueError, match=r"name = taken: .* exists; give another --name$"):
         (tmp_path / "taken").mkdir()
         rundir.choose(config.load(None, {"out": str(tmp_path), "name": "taken"}))
 

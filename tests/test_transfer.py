@@ -246,7 +246,7 @@ def test_training_starts_from_the_tensors_of_a_file_or_run(
     tmp_path: Path, recwarn: pytest.WarningsRecorder
 ) -> None:
     path = written(tmp_path, lambda tensors: None)
-    with pytest.raises(ValueError, match="is a run that is not finished: resume it first"):
+    with pytest.raises(ValueError, match="is not the directory of a finished run: resume the run"):
         start_from(model(), str(vouch(tmp_path)))
     for given in (path, str(vouch(tmp_path, finished=True))):
         ours = model()

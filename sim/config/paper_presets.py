@@ -40,7 +40,7 @@ def settings(name: str, given: Values, central: bool) -> Values:
         ValueError: an unknown preset, or one for another number of clients.
     """
     if name not in PRESETS:
-        raise ValueError(f"--preset {name} is unknown: {suggest(name, PRESETS)}")
+        raise ValueError(f"--preset {name!r} is unknown: {suggest(name, PRESETS)}")
     stem, row, column = PRESETS[name].split("/")
     recipe = read(RECIPES / f"{stem}.toml")
     if (recipe.clients == "one") != central:

@@ -109,7 +109,8 @@ def _held_out(records: int, owner: np.ndarray | None, path: str) -> tuple[np.nda
     """The training and the test records; one record of each given client is for training."""
     if records < 2:
         raise ValueError(
-            f"{path}: x holds 1 record, too few to hold out a test part: add x_test and y_test"
+            f"{path}: x holds 1 record, too few to hold out a test part: add records, or x_test "
+            "and y_test"
         )
     wanted = max(1, records // 5)
     if owner is None:
@@ -120,7 +121,7 @@ def _held_out(records: int, owner: np.ndarray | None, path: str) -> tuple[np.nda
     if not test.size:
         raise ValueError(
             f"{path}: each client holds 1 record and keeps it, which leaves no test part: add "
-            "x_test and y_test"
+            "records, or x_test and y_test"
         )
     return np.setdiff1d(order, test), np.sort(test)
 
@@ -250,7 +251,7 @@ def _records(array: np.ndarray, name: str, path: str) -> np.ndarray:
     if array.size == 0:
         raise ValueError(
             f"{path}: {name} has shape {array.shape}, which holds no numbers: give at least one "
-            "record"
+            "record, and one number in each"
         )
     if (
         array.dtype == np.uint8

@@ -99,9 +99,9 @@ def own_file(name: str) -> Path:
     """
     path = expanded(name)
     if not path.is_file():
+        fault = "it is no regular file" if path.exists() else "no such file"
         raise ValueError(
-            f"data set {path}: no such file; give the path of an .npz that holds x and y, or of a "
-            "table"
+            f"data set {path}: {fault}; give the path of an .npz that holds x and y, or of a table"
         )
     return path
 

@@ -45,8 +45,9 @@ def choose(config: Config, resumes: bool = True) -> Path:
     parent = make_parent(config)
     name = config.run.name or time.strftime("%Y%m%d-%H%M%S")
     folder, copy = parent / name, 2
-    while folder.exists():
+    while os.path.lexists(folder):
         if config.run.name:
+            resumes &= (folder / "config.toml").is_file()
             remedy = f", or resume it with --resume {folder}" if resumes else ""
             raise ValueError(f"name = {name}: {folder} exists; give another --name{remedy}")
         folder, copy = parent / f"{name}-{copy}", copy + 1

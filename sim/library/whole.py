@@ -35,9 +35,7 @@ def look(run_dir: Path) -> dict[str, Any]:
         ValueError: it is no run directory.
     """
     if not any((run_dir / name).is_file() for name in (manifest.FILE, *manifest.FIXED)):
-        raise ValueError(
-            f"--check = {run_dir} must be an existing run directory; give the folder a run printed"
-        )
+        raise ValueError(f"--check = {run_dir} is no run directory: give the folder a run printed")
     stores = [Store(path.parent, 2, run_dir / "ledger") for path in _checkpoint_folders(run_dir)]
     checks = itertools.chain(_fixed(run_dir), _ledger(run_dir), *map(_rounds, stores))
     rows: dict[Path, dict[str, str]] = {}

@@ -33,7 +33,10 @@ def start_from(model: nn.Module, path: str) -> None:
         )
     if file.is_dir():
         if closing.read(file) is None:
-            raise ValueError(f"init_from = {path!r} is a run that is not finished: resume it first")
+            raise ValueError(
+                f"init_from = {path!r} is not the directory of a finished run: resume the run, or "
+                "give a .safetensors file"
+            )
         if manifest.load(file).get("canaries"):
             raise ValueError(
                 f"init_from = {path!r} is an audited run, whose model has learnt canaries: name "

@@ -21,9 +21,11 @@ Price = Callable[[int, accountant.Charges, float], accountant.Guarantee]
 """Maps a client, its charges and a delta to its certified epsilon."""
 
 
-def spent(folder: Path, delta: float | None, records: int | None = None) -> Entries:
+def spent(
+    folder: Path, delta: float | None, records: int | None = None, flag: str = "--ledger"
+) -> Entries:
     """Every client's epsilon at ``delta``, or at the run's own; and that of a person who has
-    ``records`` records with it.
+    ``records`` records with it. ``flag`` has given the folder.
 
     Raises:
         ValueError: the run directory, its configuration or a ledger file cannot be used, or a run
@@ -31,14 +33,14 @@ def spent(folder: Path, delta: float | None, records: int | None = None) -> Entr
     """
     if not folder.is_dir():
         raise ValueError(
-            f"--ledger = {folder} must be an existing run directory; give the folder a run printed"
+            f"{flag} = {folder} must be an existing run directory; give the folder a run printed"
         )
     path = folder / "config.toml"
     if not path.exists() and not (folder / "ledger").is_dir():
         inside = sorted(one.parent.name for one in folder.glob("*/config.toml"))
         hint = f", such as {folder / inside[-1]}" if inside else ""
         raise ValueError(
-            f"--ledger = {folder} is no run directory, it has neither config.toml nor ledger: give "
+            f"{flag} = {folder} is no run directory, it has neither config.toml nor ledger: give "
             f"the directory of a run{hint}"
         )
     paid = paid_in.read(folder)

@@ -33,11 +33,7 @@ def verify(folder: Path) -> Entries:
         ValueError: the run directory cannot be used, or has no finite certified epsilon.
     """
     start = time.perf_counter()
-    if not folder.is_dir():
-        raise ValueError(
-            f"--verify = {folder} must be an existing run directory; give the folder a run printed"
-        )
-    told = spent(folder, None)
+    told = spent(folder, None, flag="--verify")
     rows = told["clients"]
     if summary := closing.read(folder):
         closed = summary.epsilon_certified
