@@ -284,6 +284,8 @@ def test_a_built_in_data_set_has_classes():
 
 def test_what_divides_or_guesses_by_classes_is_refused_without_any(tmp_path):
     given = settings(tmp_path, "squared-error")
+    with pytest.raises(ValueError, match="loss = 'mse' is unknown: known: cross-entropy, "):
+        build(configured(None, given | {"partition": "dirichlet", "loss": "mse"}))
     with pytest.raises(ValueError, match="partition is dirichlet, which divides classes"):
         build(configured(None, given | {"partition": "dirichlet"}))
     with pytest.raises(ValueError, match="shared_source is prototypes, which needs classes"):

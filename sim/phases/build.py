@@ -30,7 +30,7 @@ from sim.job.workers import workers_of
 from sim.models import personal as personal_models
 from sim.models.initial import start_from
 from sim.models.networks import build as build_model
-from sim.models.objectives import refuse_mixing
+from sim.models.objectives import objective, refuse_mixing
 from sim.models.own import trying
 from sim.phases import course, sharing, training, trust
 from sim.phases.generator import rounds as generator_rounds
@@ -123,9 +123,10 @@ def split(
     clients hold and do not train on.
 
     Raises:
-        ValueError: the data set is missing or too small.
+        ValueError: the data set is missing or too small, or the loss is unknown.
     """
     key, data = seed_key(config.run.seed), config.data
+    objective(data)  # an unknown loss is refused before the records are read by it
     # for every seed the same: no other seed may train on what one is judged by
     apart = seed_key(0)
     held, evaluate = data.validation_records, data.evaluate_on == "validation"
@@ -159,7 +160,7 @@ def _partition(data: Data, dataset: Dataset, rng: np.random.Generator) -> Partit
     if labels is None and data.partition in BY_LABEL:
         raise ValueError(
             f"partition is {data.partition}, which divides classes, and the targets of loss = "
-            f"{data.loss} are none: use --partition iid, quantity or given"
+            f"{data.loss} are no classes: use --partition iid, quantity or given"
         )
     return partition(
         np.zeros(len(dataset.y), dtype=np.int64) if labels is None else labels,
