@@ -146,7 +146,7 @@ def _joined(argv: Sequence[str], own: OwnFlags) -> list[str]:
 def _describe_unknown(unknown: Sequence[str], own: OwnFlags) -> str:
     first = unknown[0]
     if not first.startswith("-"):
-        return f"unexpected argument {first!r}: every value follows its flag"
+        return f"unexpected argument {first!r}: a value follows its flag, and a switch has none"
     name = first.partition("=")[0]
     former = name.removeprefix("--").removeprefix("no-").replace("-", "_")
     if former in FORMER:

@@ -34,6 +34,7 @@ class Parser(argparse.ArgumentParser):
     """A parser whose errors are ValueErrors of one line."""
 
     def error(self, message: str) -> NoReturn:
+        message = message.replace("ignored explicit argument", "a switch, which takes no value:")
         raise ValueError(f"{message}; {self.prog} --help lists the flags")
 
 
