@@ -317,7 +317,7 @@ FAULTS = {
     "--clients=0": ["clients is 0", "at least 1"],
     "--clients=-5": ["clients is -5", "at least 1"],
     "--clients=401": ["clients = 401", "400", "--clients"],
-    "--clients=201": ["clients = 201", "minimum = 2", "--min-records"],
+    "--clients=201": ["clients = 201", "min_records = 2", "--min-records"],
     "--dirichlet=0": ["dirichlet is 0", "above 0"],
     "--epsilon=-1": ["epsilon is -1", "above 0"],
     "--delta=2": ["delta is 2", "[1e-300, 1)"],

@@ -116,7 +116,7 @@ def partition(
     sizes = np.bincount(owner, minlength=clients)
     if kind == "shards" and sizes.min() < minimum:
         raise ValueError(
-            f"minimum = {minimum} records per client is more than the smallest client's "
+            f"min_records = {minimum} records per client is more than the smallest client's "
             f"{sizes.min()} with shards_per_client = {shards_per_client}: lower --min-records"
         )
     if sizes.min() < minimum:
@@ -147,10 +147,10 @@ def _check(
     records = len(labels)
     if clients * minimum > records:
         most = records // minimum
-        fewer = f"use at most {most} --clients or" if most else "hold out fewer records, or use"
+        fewer = f"give at most --clients {most}" if most else "hold out fewer records"
         raise ValueError(
-            f"clients = {clients} with at least minimum = {minimum} records each are more clients "
-            f"than records ({records}) allow: {fewer} a smaller --min-records"
+            f"clients = {clients}, each with at least min_records = {minimum}, need more than the "
+            f"{records} records to divide: {fewer}, or lower --min-records"
         )
     if kind == "shards" and clients * shards_per_client > records:
         raise ValueError(
