@@ -295,6 +295,14 @@ def test_a_model_is_measured_on_all_test_records_and_no_others(tmp_path, monkeyp
     assert loss == pytest.approx(-logs[np.arange(TESTS), job.dataset.y_test].mean(), rel=1e-5)
 
 
+@pytest.mark.parametrize("broken", [np.nan, np.inf])
+def test_a_model_without_a_loss_is_told_of(tmp_path, broken):
+    """It has an accuracy, that of a guess. Kills a run to the end without a word."""
+    params = np.full(15, broken, np.float32)
+    with pytest.warns(UserWarning, match="the mean loss on the test part is nan: look for"):
+        evaluate(built(tmp_path), params)
+
+
 # --- the clients' end
 # ----------------------------------------------------------------------------------------------
 

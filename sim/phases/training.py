@@ -2,6 +2,7 @@
 
 import functools
 import math
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -134,6 +135,12 @@ def evaluate(job: Job, params: np.ndarray) -> tuple[float, float]:
         else:
             found[0] += objective.metric(output, y).double().sum()
     metric, loss = (found / len(y_test)).tolist()
+    if not math.isfinite(loss):
+        warnings.warn(
+            f"the mean loss on the test part is {loss}: look for what makes the model's outputs so "
+            "(its layers, the records, a large --lr)",
+            stacklevel=2,
+        )
     if every:
         metric = _whole(job, torch.cat(every), y_test)
     return metric, loss
