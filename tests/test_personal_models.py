@@ -15,7 +15,7 @@ from client.sums import SCALE
 from mechanisms.layout import Layout
 from sim.commands.guard import main_guard
 from sim.data.holdout import hold_back
-from sim.data.partition import given
+from sim.data.partition import by_owners
 from sim.job import inputs
 from sim.library.result import Result
 from sim.models import personal
@@ -153,7 +153,7 @@ def test_what_is_held_back_is_a_share_of_each_client(tmp_path):
     """Every record is in one of both parts, with its label and its client; one always stays."""
     dataset = World(tmp_path, LOCAL).job.dataset
     owner = np.repeat(np.arange(5), (1, 2, 7, 50, 60))[np.random.default_rng(1).permutation(120)]
-    parts = given(owner)
+    parts = by_owners(owner)
 
     def of(share: float, seed: int = 3):
         return hold_back(dataset, parts, share, np.random.default_rng(seed))
