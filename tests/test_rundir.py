@@ -234,6 +234,14 @@ def test_a_resumed_run_keeps_its_kind_of_device(tmp_path):
         inputs.check(folder, build(config.load(folder / "config.toml", {})))
 
 
+def test_a_resumed_simulation_keeps_its_kind_of_gpu(tmp_path, monkeypatch):
+    """Another one has other draws for the same round, which is charged once."""
+    job = build(config.load(None, {"clients": 2, "out": str(tmp_path)}))
+    monkeypatch.setattr(inputs, "device_of", lambda config: torch.device("cuda"))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA H200")
+    assert inputs._inputs(job, b"key")["device"] == "cuda (NVIDIA H200)"
+
+
 def test_a_release_is_of_no_kind_of_processor(tmp_path):
     """Its rounds are not replayed."""
     job = build(config.load(None, {"clients": 2, "out": str(tmp_path), "release": True}))

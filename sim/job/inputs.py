@@ -66,11 +66,14 @@ def _inputs(job: Job, key: bytes) -> dict[str, str]:
 
 
 def _device(job: Job) -> str:
-    """The kind of device; where a round is replayed, also what its sums depend on on a CPU."""
+    """The kind of device; where a round is replayed, also what its sums depend on on a CPU, or its
+    draws and sums on a GPU."""
     kind = device_of(job.config).type
-    if kind == "cpu" and job.seed is not None:
-        kind += f" ({torch.backends.cpu.get_cpu_capability()})"
-    return kind
+    if job.seed is None:
+        return kind
+    if kind == "cpu":
+        return f"{kind} ({torch.backends.cpu.get_cpu_capability()})"
+    return f"{kind} ({torch.cuda.get_device_name()})"
 
 
 def read_key(folder: Path) -> bytes:
