@@ -12,12 +12,14 @@ CPU, META = torch.device("cpu"), torch.device("meta")
 
 
 class Asynchronous(TorchFunctionMode):
-    """Refuses what makes the host wait while it copies to a device; see `test_placing.py`."""
+    """Refuses what makes the host wait while it copies to a device; see `test_placing.py`. With
+    deterministic kernels, `scatter_` copies strides."""
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         named, result = kwargs or {}, func(*args, **(kwargs or {}))
         if isinstance(result, torch.Tensor) and result.device.type != "cpu":
             built = func in (torch.tensor, torch.as_tensor, torch.Tensor.new_tensor)
+            built |= func in (torch.Tensor.scatter, torch.Tensor.scatter_)
             sent = func is torch.Tensor.to and args[0].device.type == "cpu"
             if built or (sent and not named.get("non_blocking")):
                 raise AssertionError(f"the host waits for a copy to a device: {func.__name__}")

@@ -22,6 +22,7 @@ from mechanisms.settings import Privacy
 from tests import small
 from tests.devices import META, Asynchronous
 
+WORDS = torch.from_numpy(np.random.default_rng(0).integers(0, 9, (60, 5)))
 IMAGES = torch.from_numpy(np.random.default_rng(0).normal(size=(60, 2, 6, 6)).astype(np.float32))
 
 
@@ -29,6 +30,10 @@ def convolutions() -> nn.Module:
     return nn.Sequential(
         nn.Conv2d(2, 3, 3), nn.Tanh(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(12, 3)
     )
+
+
+def words() -> nn.Module:
+    return nn.Sequential(nn.Embedding(9, 4), nn.Flatten(), nn.Linear(20, 3))
 
 
 def world(
@@ -64,8 +69,9 @@ def world(
         (small.model, small.X, {"sample_rate": 1.0, "clipping": "auto", "optimizer": "adam"}),
         (small.model, small.X, {"clip_quantile": 0.5, "noise_decay": 0.1}),
         (convolutions, IMAGES, {}),
+        (words, WORDS, {}),
     ],
-    ids=["mlp", "full batches", "moving bound", "convolutions"],
+    ids=["mlp", "full batches", "moving bound", "convolutions", "words"],
 )
 def test_a_local_round_of_dpsgd_waits_for_nothing(make, x, settings):
     """Kills a value that is read, a copy that is waited for, and a constant on the host."""

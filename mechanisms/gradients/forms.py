@@ -194,15 +194,18 @@ class Looked:
 
     @cached_property
     def _rows(self) -> tuple[Tensor, Tensor]:
-        """Each record's distinct rows `[K, B, T]` and their sums `[K, B, T, D]`, 0 if unused."""
+        """Each record's distinct rows `[K, B, T]` and their sums `[K, B, T, D]`; places left over
+        have sums of 0."""
         order = self._index.argsort(dim=2, stable=True)
         sorted_index = self._index.gather(2, order)
-        starts = F.pad(sorted_index.diff(dim=2) != 0, (1, 0))
-        rank = torch.empty_like(order).scatter_(2, order, starts.long().cumsum(2))
+        ranks = F.pad(sorted_index.diff(dim=2) != 0, (1, 0)).long().cumsum(2)
+        # gathered: with deterministic kernels the host waits for a GPU in scatter_
+        rank = ranks.gather(2, order.argsort(dim=2))
         slots = self._gradient.shape[2]
         summed = _add_rows(rank.flatten(0, 1), self._gradient.flatten(0, 1), slots)
-        distinct = torch.zeros_like(rank).scatter_(2, rank, self._index)
-        return distinct, summed.view(self._gradient.shape)
+        slot = torch.arange(slots, device=rank.device).expand_as(rank).contiguous()
+        first = torch.searchsorted(ranks, slot).clamp(max=slots - 1)
+        return sorted_index.gather(2, first), summed.view(self._gradient.shape)
 
 
 def long_norms(rows: Tensor, whole: bool = False) -> Tensor:
