@@ -15,6 +15,11 @@ from threadpoolctl import threadpool_limits
 
 CUDNN = {"deterministic": False, "benchmark": False, "allow_tf32": True}
 """PyTorch's defaults of cuDNN's flags."""
+MATMUL = {
+    "allow_bf16_reduced_precision_reduction": True,
+    "allow_fp16_reduced_precision_reduction": True,
+}
+"""PyTorch's defaults of cuBLAS' flags, besides that of TF32."""
 ERRORS: dict[str, Any] = {"divide": "warn", "over": "warn", "under": "ignore", "invalid": "warn"}
 """NumPy's default handling of floating-point errors."""
 
@@ -45,9 +50,10 @@ def one_thread() -> Iterator[None]:
 
 
 def _set(stack: ExitStack) -> None:
-    for name, value in CUDNN.items():
-        stack.callback(setattr, torch.backends.cudnn, name, getattr(torch.backends.cudnn, name))
-        setattr(torch.backends.cudnn, name, value)
+    for place, flags in ((torch.backends.cudnn, CUDNN), (torch.backends.cuda.matmul, MATMUL)):
+        for name, value in flags.items():
+            stack.callback(setattr, place, name, getattr(place, name))
+            setattr(place, name, value)
     stack.callback(_set_determinism, *_determinism())
     _set_determinism(False, False, True)
     stack.callback(torch.set_float32_matmul_precision, torch.get_float32_matmul_precision())

@@ -12,6 +12,9 @@ from threadpoolctl import threadpool_info
 
 # A workspace of a fixed size, without which cuBLAS may add up in another order.
 _WORKSPACE = "CUBLAS_WORKSPACE_CONFIG", ":4096:8"
+# cuBLAS may put products of float32 and float64 together from shorter ones, with fewer digits than
+# exact sums need.
+_NATIVE = {"CUBLAS_EMULATE_SINGLE_PRECISION": "0", "CUBLAS_EMULATE_DOUBLE_PRECISION": "0"}
 
 # Chips for whose wide registers OpenBLAS has kernels for small matrices, and the most
 # multiplications of such a product.
@@ -41,12 +44,17 @@ def fix_kernels(tf32: bool = False) -> None:
         ValueError: the caller's program has used a GPU before in another way.
     """
     os.environ.setdefault(*_WORKSPACE)
+    os.environ.update(_NATIVE)
     torch.use_deterministic_algorithms(True)
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     torch.backends.cudnn.deterministic = True
     torch.backends.cudnn.benchmark = False
     torch.backends.cudnn.allow_tf32 = tf32
-    torch.backends.cuda.matmul.allow_tf32 = tf32
+    matmul = torch.backends.cuda.matmul
+    matmul.allow_tf32 = tf32
+    # products of short factors are added up in float32 all the way
+    matmul.allow_bf16_reduced_precision_reduction = False
+    matmul.allow_fp16_reduced_precision_reduction = False
     if torch.cuda.is_initialized():
         _try_product()
 
@@ -69,13 +77,15 @@ def _try_product() -> None:
 
 @contextmanager
 def with_all_digits() -> Iterator[None]:
-    """Products of float32 use all digits of their factors, whatever `fix_kernels` allows.
+    """Products and convolutions of float32 use all digits of their factors, whatever `fix_kernels`
+    allows.
 
     With fewer, a clipped record could add more to a sum than the clip bound.
     """
-    matmul = torch.backends.cuda.matmul
-    allowed, matmul.allow_tf32 = matmul.allow_tf32, False
+    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    allowed = matmul.allow_tf32, cudnn.allow_tf32
+    matmul.allow_tf32 = cudnn.allow_tf32 = False
     try:
         yield
     finally:
-        matmul.allow_tf32 = allowed
+        matmul.allow_tf32, cudnn.allow_tf32 = allowed

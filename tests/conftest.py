@@ -128,11 +128,14 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
     names = ["deterministic", "benchmark", "allow_tf32"]
     flags = [(torch.backends.cudnn, name) for name in names]
-    flags += [(torch.backends.cuda.matmul, "allow_tf32")]
+    names = ["allow_tf32"]
+    names += [f"allow_{kind}_reduced_precision_reduction" for kind in ("bf16", "fp16")]
+    flags += [(torch.backends.cuda.matmul, name) for name in names]
     flags += [(torch.utils.deterministic, "fill_uninitialized_memory")]
     before = [getattr(place, name) for place, name in flags]
-    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", "")  # to be restored
-    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG")
+    for name in ("WORKSPACE_CONFIG", "EMULATE_SINGLE_PRECISION", "EMULATE_DOUBLE_PRECISION"):
+        monkeypatch.setenv(f"CUBLAS_{name}", "")  # to be restored
+        monkeypatch.delenv(f"CUBLAS_{name}")
     # the same without the import of PyTorch's compiler, which takes a second
     enable = functools.partial(torch._C._set_deterministic_algorithms, warn_only=False)
     monkeypatch.setattr(torch, "use_deterministic_algorithms", enable)

@@ -118,6 +118,7 @@ def unusual():
     """A caller who has changed all that there is to change, and back."""
     torch.set_default_dtype(torch.float64)
     torch.set_float32_matmul_precision("medium")
+    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
     torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic = True, False
     torch.use_deterministic_algorithms(True, warn_only=True)
     torch.set_num_threads(2)
@@ -129,6 +130,7 @@ def unusual():
     torch.set_num_threads(1)
     torch.backends.cudnn.benchmark = False
     torch.use_deterministic_algorithms(False)
+    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = True
     torch.set_float32_matmul_precision("highest")
     torch.set_default_dtype(torch.float32)
 
@@ -296,6 +298,7 @@ def process() -> dict:
             getattr(torch.backends.cudnn, name)
             for name in ("deterministic", "benchmark", "allow_tf32")
         ],
+        "products": torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction,
         "kernels": (
             torch.are_deterministic_algorithms_enabled(),
             torch.is_deterministic_algorithms_warn_only_enabled(),

@@ -13,6 +13,7 @@ from client.sums import WeightedSum
 from mechanisms import grid
 from mechanisms.arithmetic import FLOATS, GRID, LossTest
 from mechanisms.gradients.passes import Passes
+from mechanisms.gradients.products import products
 from mechanisms.gradients.record_gradients import RecordGradients
 from mechanisms.randomness import Streams, SystemStreams, generator, seed_key
 from tests.devices import CPU, on, on_devices
@@ -161,6 +162,18 @@ def test_float_noise_has_its_scale_and_a_release_has_none(device):
     assert alarms((noisy / std[:, None]).double().cpu().numpy(), 1.0) == set()
     with pytest.raises(TypeError, match="grid"):
         FLOATS.noised(total, bound, std, SystemStreams(2, device), "noise")
+
+
+def test_products_of_whole_numbers_are_exact(device, exact_products):
+    """Up to the largest that an exact sum has. Kills products that a GPU puts together from shorter
+    ones."""
+    rng = generator(KEY, "products")
+    left, right = (
+        torch.from_numpy(rng.integers(-(2**bits), 2**bits + 1, size))
+        for bits, size in ((21, (2, 64, 256)), (23, (2, 256, 96)))
+    )
+    found = products(*on(device, left.double(), right.double()))
+    assert torch.equal(found.cpu().long(), left @ right)
 
 
 # --- gradients

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from mechanisms.kernels import fix_kernels
 from sim.config.configuration import load as configured
 from sim.config.presets import PRESETS
 from sim.config.settings import Data
@@ -267,6 +268,22 @@ def test_the_same_bytes_of_another_shape_have_features_of_their_own(images: Path
     second = load(settings(images), CPU)
     assert first.x.shape[2:] == (3, 2) and second.x.shape[2:] == (2, 3)
     assert second.x_test.shape[2:] == (2, 3) and len(kept(images)) == 2
+
+
+def test_features_have_all_digits_whatever_a_run_allows(
+    images: Path, kernels: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Runs with and without TF32 read the same files."""
+    places, seen = (torch.backends.cuda.matmul, torch.backends.cudnn), []
+
+    def noted(x: torch.Tensor) -> torch.Tensor:
+        seen.append([place.allow_tf32 for place in places])
+        return scatter(x)
+
+    monkeypatch.setattr(features, "scatter", noted)
+    fix_kernels(tf32=True)
+    load(settings(images), CPU)
+    assert [False, False] in seen and [True, True] not in seen
 
 
 def test_each_kind_of_device_keeps_features_of_its_own(

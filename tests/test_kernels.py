@@ -18,10 +18,15 @@ MATMUL, CUDNN = torch.backends.cuda.matmul, torch.backends.cudnn
 
 def test_a_gpu_takes_kernels_that_give_the_same_bits_each_time():
     CUDNN.benchmark = MATMUL.allow_tf32 = True
+    os.environ["CUBLAS_EMULATE_DOUBLE_PRECISION"] = "1"
     fix_kernels()
     assert torch.are_deterministic_algorithms_enabled() and CUDNN.deterministic
     assert not (CUDNN.benchmark or CUDNN.allow_tf32 or MATMUL.allow_tf32)
+    assert not MATMUL.allow_bf16_reduced_precision_reduction
+    assert not MATMUL.allow_fp16_reduced_precision_reduction
     assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
+    assert os.environ["CUBLAS_EMULATE_SINGLE_PRECISION"] == "0"
+    assert os.environ["CUBLAS_EMULATE_DOUBLE_PRECISION"] == "0"
     assert not torch.utils.deterministic.fill_uninitialized_memory
 
 
@@ -87,8 +92,8 @@ def test_a_sum_of_clipped_gradients_has_all_digits():
 
 
 def test_what_was_allowed_is_allowed_again_after_an_error():
-    MATMUL.allow_tf32 = True
+    MATMUL.allow_tf32 = CUDNN.allow_tf32 = True
     with pytest.raises(KeyError), with_all_digits():
-        assert not MATMUL.allow_tf32
+        assert not MATMUL.allow_tf32 and not CUDNN.allow_tf32
         raise KeyError
-    assert MATMUL.allow_tf32
+    assert MATMUL.allow_tf32 and CUDNN.allow_tf32

@@ -21,6 +21,7 @@ import torch
 import torch.nn.functional as F
 
 from mechanisms import durable
+from mechanisms.kernels import with_all_digits
 from sim.config.settings import Data
 from sim.data import dataset as datasets
 from sim.data.arrays import stored
@@ -40,6 +41,7 @@ Pair = tuple[np.ndarray, np.ndarray]
 """Features of training and test records, float32 [N, ...] and [M, ...], or what whitens them."""
 
 
+@with_all_digits()  # whatever a run is allowed: what is kept is for all runs
 def load(data: Data, device: torch.device, folder: Path | None = None) -> Dataset:
     """The data set as configured; scattering maps [N, C, H, W] to [N, 81 C, H // 4, W // 4], at
     several scales to vectors [N, D].
