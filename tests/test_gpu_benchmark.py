@@ -30,14 +30,20 @@ def test_a_difference_beyond_the_tolerance_fails(monkeypatch):
     assert "beyond the tolerance" in gpu.taken(checks.equality, CPU, quick=True)["failed"]
 
 
-def differing(of):
-    """A sum on the device that is off by one part in 500."""
+def test_a_norm_that_is_no_number_fails_and_every_model_is_named(monkeypatch):
+    monkeypatch.setattr(checks, "clipped_sum", differing(checks.clipped_sum, 1.0, float("nan")))
+    failed = gpu.taken(checks.equality, CPU, quick=True)["failed"]
+    assert all(f"'model': '{name}'" in failed for name in ("mlp", "cnn"))
+
+
+def differing(of, sums=1.002, norms=1.0):
+    """A sum on the device that is off by one part in 500, or what is said."""
     calls = []
 
     def changed(name, where):
         calls.append(name)
-        total, norms = of(name, where)
-        return total * (1.002 if len(calls) % 2 else 1.0), norms
+        total, own = of(name, where)
+        return (total * sums, own * norms) if len(calls) % 2 else (total, own)
 
     return changed
 
@@ -85,6 +91,48 @@ def test_what_could_not_run_is_named_and_a_failure_is_the_exit_code(tmp_path, mo
 def test_without_what_the_tests_need_they_are_left_out(monkeypatch, package):
     monkeypatch.setitem(sys.modules, package, None)
     assert package in gpu.taken(checks.tests, CPU, quick=True)["not run"]
+
+
+def test_a_gpu_that_does_not_recover_fails_part_after_part(monkeypatch):
+    """Kills a program that ends there, without its page."""
+
+    def fails(*_: object) -> None:
+        raise RuntimeError("CUDA error: device-side assert triggered")
+
+    monkeypatch.setattr(torch.cuda, "empty_cache", fails)
+    found = gpu.taken(good, torch.device("cuda"), quick=True)
+    assert "device-side assert" in found["failed"] and "rows" not in found
+
+
+def test_tests_that_take_too_long_say_how_far_they_came(monkeypatch):
+    def late(command, timeout, **named):
+        raise subprocess.TimeoutExpired(command, timeout, output=b"test_one PASSED\ntest_two ")
+
+    monkeypatch.setattr(subprocess, "run", late)
+    failed = gpu.taken(checks.tests, CPU, quick=True)["failed"]
+    assert f"not done after {checks.MOST} s" in failed and "test_two" in failed
+
+
+def test_noise_is_measured_by_as_many_steps_as_a_gpu_draws_at_once(monkeypatch):
+    """The shortest of several draws would be one that was made before."""
+    asked = []
+    normal = speed.Streams.normal
+    monkeypatch.setattr(speed.Streams, "normal", lambda *own: asked.append(own[1:]) or normal(*own))
+    once = lambda *_, **sides: {name: float(bool(side())) for name, side in sides.items()}  # noqa: E731
+    monkeypatch.setattr(speed, "seconds", once)
+    (row,) = speed.one_step(CPU, quick=True)
+    assert len(asked) == speed.STEPS_AHEAD and row["noise [ms]"] == 1e3 / speed.STEPS_AHEAD
+
+
+def test_after_a_fault_no_part_has_fewer_digits(monkeypatch):
+    def fails(*_: object, **sides: object) -> None:
+        raise RuntimeError("out of memory")
+
+    fixed = []
+    monkeypatch.setattr(speed, "fix_kernels", lambda tf32=False: fixed.append(tf32))
+    monkeypatch.setattr(speed, "seconds", fails)
+    assert "out of memory" in gpu.taken(speed.precision, CPU, quick=True)["failed"]
+    assert len(fixed) == 2 and fixed[-1] is False
 
 
 def test_no_part_begins_late(monkeypatch):

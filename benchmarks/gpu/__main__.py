@@ -59,17 +59,17 @@ def machine(device: torch.device) -> dict[str, object]:
 def taken(part: Callable, device: torch.device, quick: bool) -> dict[str, object]:
     """What a part found, or why it could not run; its seconds, and the GPU's largest memory."""
     began, found = time.perf_counter(), dict[str, object]()
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats(device)
     try:
+        if device.type == "cuda":  # these fail, too, after a fault that a GPU does not recover from
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats(device)
         found["rows"] = part(device, quick)
     except ImportError as why:
         found["not run"] = f"{why}"
     except Exception:  # whatever is wrong with one part, the others are worth their time
         found["failed"] = traceback.format_exc()[-8000:]
     found["seconds"] = time.perf_counter() - began
-    if device.type == "cuda":
+    if device.type == "cuda" and "failed" not in found:
         found["peak bytes"] = torch.cuda.max_memory_allocated(device)
     return found
 

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from benchmarks.gpu.checks import Rows
 from benchmarks.gpu.worlds import SHAPES, World, seconds, synchronize
 from mechanisms.clipping import clip_factors
+from mechanisms.device_normals import STEPS_AHEAD
 from mechanisms.gradients.convolution_tap import all_clients, each_client
 from mechanisms.gradients.record_gradients import RecordGradients
 from mechanisms.kernels import fix_kernels
@@ -121,8 +122,9 @@ def one_step(device: torch.device, quick: bool) -> Rows:
         sums=lambda: gradients.scaled_sum(
             params, batch.x, batch.y, lambda norms: clip_factors(norms, bound) * batch.mask
         ),
-        noise=lambda: streams.normal("noise", params.shape[1]),
+        noise=lambda: [streams.normal("noise", params.shape[1]) for _ in range(STEPS_AHEAD)],
     )
+    found["noise"] /= STEPS_AHEAD  # a GPU draws for so many steps at once
     return [{"clients": clients} | _each(found, 1)]
 
 
@@ -142,12 +144,14 @@ def precision(device: torch.device, quick: bool) -> Rows:
     repeats, steps = (1, 1) if quick else (5, 5)
     for name in ("mlp",) if quick else ("mlp", "cnn-cifar"):
         world, took = World.of(name, 60 * 20, device), {}
-        for kind in ("float32", "TF32", "bfloat16"):
-            gradients = RecordGradients(world.module, bf16=kind == "bfloat16")
-            fix_kernels(tf32=kind == "TF32")
-            round_ = world.ours(20, steps, gradients=gradients)
-            took[kind] = seconds(device, repeats, ours=round_)["ours"]
-        fix_kernels()
+        try:
+            for kind in ("float32", "TF32", "bfloat16"):
+                gradients = RecordGradients(world.module, bf16=kind == "bfloat16")
+                fix_kernels(tf32=kind == "TF32")
+                round_ = world.ours(20, steps, gradients=gradients)
+                took[kind] = seconds(device, repeats, ours=round_)["ours"]
+        finally:
+            fix_kernels()
         ratios = {
             f"float32 over {kind}": took["float32"] / took[kind] for kind in ("TF32", "bfloat16")
         }
