@@ -10,11 +10,12 @@ from torch import Tensor
 
 
 def place(tensor: Tensor, device: torch.device) -> Tensor:
-    """The tensor on ``device``; the host does not wait for a copy."""
+    """The tensor on ``device``; the host does not wait for a copy to a GPU."""
     if device.type == "cuda" and tensor.device.type == "cpu":
         # PyTorch keeps the pinned memory until the copy is done
         tensor = tensor.pin_memory()
-    return tensor.to(device, non_blocking=True)
+    # for a copy from a GPU it waits, or it could read memory that is not written yet
+    return tensor.to(device, non_blocking=device.type != "cpu")
 
 
 def known(condition: Tensor) -> bool:

@@ -113,6 +113,16 @@ def test_a_tensor_stays_where_it_is_and_goes_where_it_is_wanted():
         assert there.device == META and place(there, META) is there
 
 
+def test_a_copy_to_the_host_is_waited_for(monkeypatch):
+    waited = []
+    monkeypatch.setattr(
+        torch.Tensor, "to", lambda *_, non_blocking: waited.append(not non_blocking)
+    )
+    place(torch.ones(3, device=META), small.CPU)
+    place(torch.ones(3), META)
+    assert waited == [True, False]
+
+
 def test_the_host_knows_values_of_its_own_only():
     yes, no = torch.ones(2, dtype=torch.bool), torch.tensor([True, False])
     assert known(yes) and not known(no) and known(yes[:0]) and not known(yes.to(META))
