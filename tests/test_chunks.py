@@ -138,6 +138,20 @@ def test_a_model_without_kernels_that_give_the_same_bits_is_refused(tmp_path, mo
         building._refuse_varying(job)
 
 
+def test_an_operation_that_varies_is_said_to_before_a_trial_fails_at_it(tmp_path, monkeypatch):
+    """That of a forward pass fails in every trial. Kills a remedy for a fault of another kind."""
+
+    def varies(*given: object) -> NoReturn:
+        raise RuntimeError("cumsum has no deterministic implementation")
+
+    job = built(tmp_path)
+    monkeypatch.setattr("sim.job.job.device_of", lambda config: META)
+    monkeypatch.setattr(RecordGradients, "norms", varies)
+    monkeypatch.setattr(RecordGradients, "refuse_mixing", varies)
+    with pytest.raises(ValueError, match=r"each time on a GPU \(cumsum"):
+        building.in_groups(job, 1)
+
+
 def test_a_step_is_as_large_as_its_batch(tmp_path):
     one, two = (building.step_entries(built(tmp_path, batch_size=n)) for n in (2, 4))
     assert 0 < one == two / 2

@@ -199,8 +199,8 @@ def in_groups(job: Job, workers: int | None) -> Job:
     single = strategy_of(config.strategy, config.fedfed).each is not None
     with trying(config.data.model):
         _try_own(job)
+        _refuse_varying(job)  # first, as what varies fails in all other trials
         job.gradients.refuse_mixing(*_two_records(job))
-        _refuse_varying(job)
         width = 1 if alone or single else config.run.chunk_clients or clients_at_a_time(job)
     chunks = math.ceil(len(sizes) / width)
     if (config.run.groups or 1) > len(sizes):
