@@ -31,23 +31,13 @@ def spent(
         ValueError: the run directory, its configuration or a ledger file cannot be used, or a run
             that is not finished is asked for a group.
     """
-    if not folder.is_dir():
-        raise ValueError(
-            f"{flag} = {folder} must be an existing run directory; give the folder a run printed"
-        )
-    path = folder / "config.toml"
-    if not path.exists() and not (folder / "ledger").is_dir():
-        inside = sorted(one.parent.name for one in folder.glob("*/config.toml"))
-        hint = f", such as {folder / inside[-1]}" if inside else ""
-        raise ValueError(
-            f"{flag} = {folder} is no run directory, it has neither config.toml nor ledger: give "
-            f"the directory of a run{hint}"
-        )
+    _check_directory(folder, flag)
     paid = paid_in.read(folder)
     store = Store(folder, 2)
     store.check_rounds()
     if not (finished := closing.read(folder) is not None):
         store.check_unfinished()
+    path = folder / "config.toml"
     config = read_config(path)
     private = setting(config, "privacy", "mechanism", str) != "none"
     trust = setting(config, "privacy", "trust", str) or "local"
@@ -83,6 +73,20 @@ def spent(
         "caveats": said,
         "guarantees": list(guarantees(trust, unit, len(clients), largest)),
     }
+
+
+def _check_directory(folder: Path, flag: str) -> None:
+    if not folder.is_dir():
+        raise ValueError(
+            f"{flag} = {folder} must be an existing run directory; give the folder a run printed"
+        )
+    if not (folder / "config.toml").exists() and not (folder / "ledger").is_dir():
+        inside = sorted(one.parent.name for one in folder.glob("*/config.toml"))
+        hint = f", such as {folder / inside[-1]}" if inside else ""
+        raise ValueError(
+            f"{flag} = {folder} is no run directory, it has neither config.toml nor ledger: give "
+            f"the directory of a run{hint}"
+        )
 
 
 def _check_group(folder: Path, records: int, finished: bool, unit: str) -> None:
