@@ -340,9 +340,9 @@ def test_own_coins_never_exceed_what_is_charged():
     """In exact arithmetic: the server's coin and the client's own, as they are drawn, together have
     at most the charged probability."""
     mechanism, _ = contributions.of_unit("client", 0.3)
-    text = "a=0.5@0,b=0.7@1,c=1.1@2,d=3@3,e=8@4"
+    text = "a=0.5@0,b=0.7@1,c=1.1@2,d=3@3,e=5@4,f=5.5@5,g=6@6,h=6.5@7,i=7@8,j=8@9"
     privacy = Privacy(epsilon=None, budgets=text)
-    table = plan_table(privacy, None, 1, 7, np.full(5, 9), mechanism=mechanism)
+    table = plan_table(privacy, None, 1, 7, np.full(10, 9), mechanism=mechanism)
     for plan in table.plans:
         coin = Fraction(math.floor(plan.own_rate / COIN)) * Fraction(COIN)
         assert coin * Fraction(0.3) <= Fraction(plan.unit_rate)

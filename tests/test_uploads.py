@@ -6,6 +6,9 @@ import pytest
 
 from client.messages import Upload
 from client.uploads import Uploads
+from mechanisms.accounting.events import Gaussian
+from mechanisms.accounting.ledger import Ledger
+from server import paid
 
 MODEL = np.array([1.0, 2.0, 3.0], dtype=np.float32)
 OTHER = np.array([1.0, 2.0, 4.0], dtype=np.float32)
@@ -101,3 +104,12 @@ def test_an_upload_of_another_run_is_none(tmp_path):
     with pytest.raises(ValueError, match=r"group-0000\.safetensors is of another run: restore"):
         other.read(path)
     assert Uploads(tmp_path / "uploads").read(path)  # without a manifest
+
+
+def test_a_kept_upload_knows_how_far_its_ledger_went(tmp_path):
+    """A ledger that is put back after an upload has left is missed by it."""
+    path = tmp_path / "ledger" / "group-0000.jsonl"
+    with Ledger(path) as ledger:
+        ledger.charge("round-1", 1, [5], {Gaussian(1.0): 1})
+        Uploads(tmp_path / "uploads", ledger=path).keep(upload(1, 0), MODEL)
+        assert paid.known(tmp_path) == [{path.name: ledger.place}]
