@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 from mechanisms.accounting import accountant, curves, sampled_gaussian
 from mechanisms.accounting.allotment import (
     Account,
+    AdaptivePlan,
+    check_covered,
     check_settlement,
     cost,
     covered,
@@ -271,3 +273,16 @@ def test_an_account_does_not_depend_on_the_order_of_the_lines(order):
     events = [SHARE] * 3 + [Covered(SampledGaussian(0.1, 1.7 + n), 4.0) for n in range(3)]
     moved = [movement_of(n, event, n + 1) for n, event in enumerate(events)]
     assert total([moved[n] for n in order], 4.0) == total(moved, 4.0)
+
+
+def test_all_releases_of_a_round_are_paid_for_together():
+    """Two kinds of releases, for each of which alone enough is left, overdraw the allotments."""
+
+    class Allotted(AdaptivePlan):
+        allotment = SHARE
+
+    other = SampledGaussian(0.1, 2.5)
+    charges, price = covered({RELEASE: 1, other: 1}, 4.0), PRICE + cost(other, 4.0)
+    check_covered(charges, Allotted(), Account(4.0, price))
+    with pytest.raises(ValueError, match="more noise is needed"):
+        check_covered(charges, Allotted(), Account(4.0, 0.99 * price))
