@@ -336,6 +336,19 @@ def test_a_bit_that_is_nearly_always_the_same_keeps_its_digits():
         assert test.bit_cost([order])[0] == pytest.approx(float(exact), rel=4e-12, abs=0.0)
 
 
+@pytest.mark.parametrize("beta", [-1.5, -0.3, 0.0, 0.7])
+@pytest.mark.parametrize("noise", [0.1, 0.6, 1.0, 8.0])
+def test_probabilities_of_acceptance_are_rounded_outward(noise, beta):
+    """The exact ones lie between those that steps are charged for."""
+    test = Acceptance.of_noisy_loss(0.1, noise, beta)
+    with ctx.workprec(200):
+        least, most = (
+            (-(arb(beta) + change) / (2 * arb(noise)) / arb(2).sqrt()).erfc() / 2
+            for change in (-1, 1)
+        )
+        assert arb(test.lowest) <= least and most <= arb(test.highest)
+
+
 @pytest.mark.parametrize(
     "test", [Acceptance(0.0, 0.5, 0.3), Acceptance(0.5, 1.0, 0.3)], ids=["accept", "reject"]
 )
