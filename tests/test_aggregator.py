@@ -150,9 +150,13 @@ def test_a_sum_has_room_for_the_clients_with_the_most_records(tmp_path):
     assert training.federation(job, tmp_path).aggregator.shares == most
 
 
-def test_sums_fit_but_for_a_probability_that_is_charged():
-    """The largest sum, and noise of all who are asked; the next finer grid has no room for them."""
-    own, asked, norms = shares_of(2.0, 100, 0.7, 1437.0, 650, 32), 100, 1437.0
+@pytest.mark.parametrize(
+    ("noise", "asked", "honest", "norms"), [(2.0, 100, 0.7, 1437.0), (200.0, 10_000, 0.25, 50.0)]
+)
+def test_sums_fit_but_for_a_probability_that_is_charged(noise, asked, honest, norms):
+    """The largest sum, and noise of all who are asked; the next finer grid has no room for them,
+    where contributions are most of a sum and where noise is."""
+    own = shares_of(noise, asked, honest, norms, 650, 32)
     reach = math.sqrt(2 * math.log(2 * 650 / FAILURE))
     assert 650 * 2 * stats.norm.sf(reach) <= FAILURE / 2
 
@@ -161,7 +165,7 @@ def test_sums_fit_but_for_a_probability_that_is_charged():
         return size + 2 * asked <= 2.0**31
 
     assert room(own.fineness) and not room(own.fineness + 1)
-    assert shares_of(2.0, 100, 0.7, 1437.0, 650, 62).fineness == SCALE_BITS
+    assert shares_of(noise, asked, honest, norms, 650, 62).fineness == SCALE_BITS
 
 
 def test_shares_are_never_coarser_than_is_proved():
