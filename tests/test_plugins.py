@@ -110,6 +110,11 @@ def moved(state, after):
     return replace(after, params=state.params.copy_(after.params))
 
 
+def relabelled(cohort, state):
+    cohort.data.y.zero_()
+    return PLAIN.step(cohort, state)
+
+
 def started(cohort, params):
     return PLAIN.start(cohort, params.mul_(0.5))
 
@@ -130,6 +135,7 @@ ENDLESS = replace(
     PLAIN, step=lambda cohort, state: state, active=lambda cohort, state: state.taken < 1
 )
 HALVING = replace(PLAIN, start=started)
+RELABELLING = replace(PLAIN, step=relabelled)
 BAD_METRIC = replace(PLAIN, metrics=lambda cohort, state: {"size": state.params.mean()})
 LASTING = replace(PLAIN, lasting=("pace",))
 BAD_REALIZED = replace(PLAIN, realized=lambda cohort, state: [])
@@ -528,6 +534,7 @@ def test_a_guide_may_write_into_the_parameters_that_it_is_given():
         ("BAD_SHAPE", "fails (TypeError: it returns params of shape (1, 649), not (1, 650)): corr"),
         ("IN_PLACE", "fails (TypeError: it writes into its state or the records, and must return"),
         ("HALVING", "fails (TypeError: it writes into its state or the records, and must return"),
+        ("RELABELLING", "fails (TypeError: it writes into its state or the records, and must ret"),
         ("BAD_METRIC", "fails (TypeError: metric 'size' is (), not a tensor of shape (1,)): corr"),
         ("BAD_REALIZED", "fails (TypeError: it realized 0 charges for 1 clients): correct it"),
         ("LASTING", "has lasting = ('pace',), and its start remembers clip_norm: name in lasting"),
