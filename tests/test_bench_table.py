@@ -217,10 +217,13 @@ def board(row: str, column: str, results, *claims: Claim, **settings) -> table.L
 
 def test_the_leaderboard_has_each_figure_of_each_cell_and_its_order():
     """By data set, then the epsilon asked for, then the best accuracy; what has no bound comes
-    last, a cell by epsilon reached not at all. Kills the first or the least epsilon of several,
-    published in the place of certified, the worst first, and counts of other cells."""
+    last, and a cell by the epsilon for an accuracy has a table of its own. Kills the first or the
+    least epsilon of several, published in the place of certified, the worst first, counts of other
+    cells, and an accuracy that only some seeds have reached."""
     mnist = {"dataset": "mnist"}
-    reach = table.Line(Cell("A", "94", mnist | {"epsilon": 2.0}, (), reach=40.0), 3, FIRST, ())
+    settings = mnist | {"epsilon": 2.0}
+    reach = table.Line(Cell("A", "94", settings, tuple(says(1.5)), reach=40.0), 3, FIRST, ())
+    short = table.Line(Cell("A", "70", settings, (), reach=70.0), 3, FIRST, ())
     small = [
         board("A", "3", FIRST, *says(60.5), *says(71.25), **mnist, epsilon=3.0, clients=20),
         board("A", "1", SECOND, **mnist, epsilon=1.0),
@@ -228,6 +231,7 @@ def test_the_leaderboard_has_each_figure_of_each_cell_and_its_order():
         board("B|C", "2", FIRST[2:], **mnist, epsilon=2),
         board("B|C", "1", (), **mnist, epsilon=1.0),
         reach,
+        short,
     ]
     other = [board("A", "8", FIRST[:2], epsilon=8.0), board("A", "4", (), epsilon=4.0)]
     lines = leaderboard.page(
@@ -249,13 +253,26 @@ def test_the_leaderboard_has_each_figure_of_each_cell_and_its_order():
         ["2.75", "mnist", "20", "A", "62.50 (50.00 to 75.00)", "3", "4.75", papers, "small, 3"],
         ["infinite", "mnist", "1", "A", "87.50", "1", "7.5", "", "small, 1"],
     ]
-    assert rows[7] == ["recipe, row", "cells", "why"]
-    assert rows[9:10] == [["small, A", "3: 62.50 of 71.25", "not measured"]]
-    assert rows[10] == [
+    assert rows[7][:2] == ["epsilon", "budget"] and rows[9:11] == [
+        [
+            "2.75 (2.75 to 2.75)",
+            "certified",
+            "mnist",
+            "A",
+            "40",
+            "3",
+            "1.5 (paper, table 1, A)",
+            "small, 94",
+        ],
+        ["not reached", "certified", "mnist", "A", "70", "3", "", "small, 70"],
+    ]
+    assert rows[11] == ["recipe, row", "cells", "why"]
+    assert rows[13:14] == [["small, A", "3: 62.50 of 71.25", "not measured"]]
+    assert rows[14] == [
         *("recipe", "budget", "cells", "with a seed", "with three", "core hours", "without any")
     ]
-    assert rows[12:] == [
-        ["small", "certified", "6", "5", "2", "1.5", "B/C: 1"],
+    assert rows[16:] == [
+        ["small", "certified", "7", "6", "3", "1.5", "B/C: 1"],
         ["o", "published", "2", "1", "0", "10", "A: 4"],
     ]
 

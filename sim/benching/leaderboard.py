@@ -19,6 +19,12 @@ largest over seeds. Papers' figures are claims under their own accounting. The c
 not covered.
 """
 
+REACHED = """The epsilon that a run had spent, as its budget bounds it, when the model first had the
+accuracy on the test part: the mean over seeds (least to largest). That the test part tells this
+round is not covered.
+"""
+REACHED_HEAD = ("epsilon", "budget", "data", "row", "accuracy, %", "seeds", "papers", "recipe")
+
 BELOW = """Rows with cells whose mean is below a figure that a paper reports for them, with the
 largest of these figures, and why, as far as it was measured.
 """
@@ -47,6 +53,10 @@ def page(tables: Sequence[Table]) -> str:
     found = [(t, line) for t, line in pairs if line.cell.reach is None and line.mean is not None]
     found.sort(key=_place)
     text = [TOP, *in_markdown(HEAD, (_row(table, line) for table, line in found))]
+    reached = [(t, line) for t, line in pairs if line.cell.reach is not None and line.results]
+    if reached:
+        rows = (_reached(table, line) for table, line in reached)
+        text += ["", "## Epsilon for an accuracy", "", REACHED, *in_markdown(REACHED_HEAD, rows)]
     text += ["", "## Below a paper's figure", "", BELOW, *in_markdown(BELOW_HEAD, _below(found))]
     states = in_markdown(NOT_RUN_HEAD, map(_state, tables))
     text += ["", "## What has not run", "", NOT_RUN, *states]
@@ -102,6 +112,19 @@ def _row(table: Table, line: Line) -> tuple[str, ...]:
         f"{line.mean:.2f}{line.spread}",
         str(len(line.results)),
         wording.epsilon(line.epsilon("published"), infinite="infinite"),
+        "; ".join(map(_reported, line.cell.claims)),
+        f"{table.stem}, {line.cell.column}",
+    )
+
+
+def _reached(table: Table, line: Line) -> tuple[str, ...]:
+    return (
+        "not reached" if line.mean is None else f"{line.mean:.2f}{line.spread}",
+        table.budget,
+        str(line.cell.settings.get("dataset", "digits")),
+        line.cell.row,
+        f"{line.cell.reach:g}",
+        str(len(line.results)),
         "; ".join(map(_reported, line.cell.claims)),
         f"{table.stem}, {line.cell.column}",
     )
