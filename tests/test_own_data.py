@@ -9,6 +9,7 @@ import struct
 import sys
 import warnings
 import zlib
+from datetime import datetime
 from pathlib import Path
 
 import numpy as np
@@ -221,6 +222,26 @@ def test_known_columns_are_scaled_by_their_bounds_and_in_their_own_order(tmp_pat
     assert y.tolist() == [0, 1, 0, 1, 0, 1]
 
 
+def test_an_unused_column_is_no_feature_and_may_hold_anything(tmp_path):
+    """Kills an identifier that is a feature, and a client column whose blanks are a client."""
+    head, *rows = TABLE.splitlines()
+    texts = [
+        f"{row},{note}" for row, note in zip(rows, ["", "?", "3", "a", "b", "NaN"], strict=True)
+    ]
+    path = table(tmp_path, "\n".join([f"{head},note", *texts]))
+    stated = tmp_path / "known.toml"
+    stated.write_text('note = "unused"\nhospital = "unused"\n' + KNOWN)
+    x, _, found = whole(path, columns=str(stated))
+    assert x.shape[1] == 4 and found.owner is None
+    _, _, found = whole(path, columns=str(stated), client_column="hospital")
+    assert sorted(found.owner.tolist()) == [0, 0, 0, 0, 1]
+    with pytest.raises(ValueError, match="row 2, column 'note': '' is a missing value"):
+        read(path, columns=str(stated), client_column="note")
+    stated.write_text('note = "unused"\nlabel = "unused"')
+    with pytest.raises(ValueError, match="label = unused must be two bounds"):
+        read(path, columns=str(stated))
+
+
 BAD_TABLES = [
     (TABLE.replace("60,a", "60,"), {}, "row 4, column 'kind': '' is a missing value"),
     (TABLE.replace("60,a", "NaN,a"), {}, "row 4, column 'age': 'NaN' is a missing value"),
@@ -296,6 +317,11 @@ def test_a_parquet_table_is_the_same_as_in_text(tmp_path):
     parquet.write_table(content.set_column(1, "age", words), tmp_path / "t.parquet")
     with pytest.raises(ValueError, match="row 5, column 'age': ' NaN ' is a missing value"):
         read(str(tmp_path / "t.parquet"), **settings)
+    days = pyarrow.array([datetime(2026, 1, day) for day in range(1, 7)])
+    parquet.write_table(content.append_column("day", days), tmp_path / "t.parquet")
+    (tmp_path / "known.toml").write_text('day = "unused"\nhospital = [9, 11]\n' + KNOWN)
+    found = read(str(tmp_path / "t.parquet"), columns=str(tmp_path / "known.toml"))
+    assert found.x.shape[1] == 5
 
 
 def test_without_pyarrow_a_parquet_table_says_what_to_install(tmp_path, monkeypatch):

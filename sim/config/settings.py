@@ -65,8 +65,8 @@ class Data(Settings):
     client_column: str | None = None
     """column of a table that says whose record a row is; '': none; implies --partition given"""
     columns: str | None = None
-    """TOML file of what is known of a table's columns beforehand: bounds or categories; '': types,
-    categories and classes are read off the table"""
+    """TOML file of what is known of a table's columns beforehand: bounds or categories, or that one
+    is unused; '': types, categories and classes are read off the table"""
     categories: Literal["one-hot", "codes"] = "one-hot"
     """a table's texts: a column of 0 and 1 for each category, or the category's number"""
     features: Literal["pixels", "scattering"] | OwnName = "pixels"

@@ -7,6 +7,7 @@ known columns states all of them beforehand instead:
     age = [0, 100]               # clipped to these bounds, and scaled to [-1, 1]
     colour = ["blue", "red"]     # the categories; any other value is refused
     label = ["no", "yes"]        # the classes, in the order of their numbers
+    comment = "unused"           # no feature, whatever it holds
 """
 
 import tomllib
@@ -30,8 +31,11 @@ MAX_BOUND = 1e300
 MAX_WHOLE = 2.0**53
 """Numbers from here on are no longer exact, so they count no classes."""
 
+UNUSED = "unused"
+"""What a file of known columns says of a column that is no feature."""
+
 Known = Mapping[str, list[Any]]
-"""By column: two numbers, the bounds; or texts, the categories."""
+"""By column: two numbers, the bounds; or texts, the categories; or ``UNUSED``."""
 
 
 def arrays(path: Path, data: Data) -> dict[str, np.ndarray]:
@@ -43,8 +47,11 @@ def arrays(path: Path, data: Data) -> dict[str, np.ndarray]:
         ValueError: the table or the file of known columns cannot be used; the message names row and
             column.
     """
-    columns = tables.read(path)
-    known = _known(expanded(data.columns), columns) if data.columns else {}
+    known = _stated(expanded(data.columns)) if data.columns else {}
+    unused = {name for name, value in known.items() if value == UNUSED} - {data.client_column}
+    columns = tables.read(path, unused)
+    _check_known(known, columns, data)
+    columns = {name: values for name, values in columns.items() if name not in unused}
     if data.columns and (lacking := columns.keys() - known.keys() - {data.client_column}):
         raise ValueError(
             f"{data.columns} lacks the column {min(lacking)!r} of {path}: state all, so that "
@@ -159,7 +166,7 @@ def _codes(values: np.ndarray, known: list[Any] | None, place: str) -> tuple[np.
         if len(names) > MAX_CATEGORIES:
             raise ValueError(
                 f"{place} has {len(names)} different texts, more than {MAX_CATEGORIES}: they are "
-                "no categories, leave the column out"
+                f'no categories; if it is no feature, state it as "{UNUSED}" by --columns'
             )
         return codes.astype(np.int64), len(names)
     numbers = {str(name): code for code, name in enumerate(known)}
@@ -173,30 +180,36 @@ def _codes(values: np.ndarray, known: list[Any] | None, place: str) -> tuple[np.
     return found, len(numbers)
 
 
-def _known(path: Path, columns: tables.Columns) -> Known:
+def _stated(path: Path) -> dict[str, Any]:
     """The file of known columns.
 
     Raises:
-        ValueError: it cannot be read, names an unknown column, or has neither bounds nor categories
-            of one.
+        ValueError: it cannot be read.
     """
     try:
-        known = tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise ValueError(
             f"columns = {path} cannot be read ({error}): give --columns a TOML file such as age = "
             "[0, 100]"
         ) from error
+
+
+def _check_known(known: Mapping[str, Any], columns: tables.Columns, data: Data) -> None:
+    """Refuse an unknown column, one with neither bounds nor categories, and unused labels."""
+    path = data.columns
     for name, value in known.items():
         if name not in columns:
             hint = did_you_mean(name, columns)
             raise ValueError(f"{path}: {name} is no column of the table{hint}: rename it")
+        if value == UNUSED and name != data.label_column:
+            continue
         several = isinstance(value, list) and len(value) > 1
         bounds = several and len(value) == 2 and all(type(v) in (int, float) for v in value)
         texts = several and all(isinstance(v, str) for v in value) and len(set(value)) == len(value)
         if not texts and not (bounds and -MAX_BOUND <= value[0] < value[1] <= MAX_BOUND):
             raise ValueError(
                 f"{path}: {name} = {value} must be two bounds, the smaller first and neither "
-                f'beyond {MAX_BOUND:g}, or different categories: write [0, 100] or ["no", "yes"]'
+                f'beyond {MAX_BOUND:g}, or different categories: write [0, 100] or ["no", "yes"], '
+                f'or "{UNUSED}" for a column that is no feature'
             )
-    return known

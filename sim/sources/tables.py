@@ -5,6 +5,7 @@ refused: to leave out its record, or to fill it in, is for whoever knows why it 
 """
 
 import csv
+from collections.abc import Container
 from pathlib import Path
 
 import numpy as np
@@ -18,19 +19,20 @@ Columns = dict[str, np.ndarray]
 """By name, in the order of the table: texts, or numbers of any numeric type, each ``[N]``."""
 
 
-def read(path: Path) -> Columns:
-    """The columns of a ``.csv``, ``.tsv`` or ``.parquet`` file.
+def read(path: Path, unused: Container[str] = ()) -> Columns:
+    """The columns of a ``.csv``, ``.tsv`` or ``.parquet`` file; ``unused`` ones may hold anything.
 
     Raises:
         ValueError: it is no such table, it has no rows, or a value is missing.
     """
-    columns = _parquet(path) if path.suffix.lower() == ".parquet" else _csv(path)
+    parquet = path.suffix.lower() == ".parquet"
+    columns = _parquet(path, unused) if parquet else _csv(path, unused)
     if not columns or not len(next(iter(columns.values()))):
         raise ValueError(f"{path} has no rows of values: give a table with a row for each record")
     return columns
 
 
-def _csv(path: Path) -> Columns:
+def _csv(path: Path, unused: Container[str]) -> Columns:
     separator = "\t" if path.suffix.lower() == ".tsv" else ","
     try:
         with open(path, encoding="utf-8-sig", newline="") as file:
@@ -67,12 +69,12 @@ def _csv(path: Path) -> Columns:
     }
     for name, texts in columns.items():
         for number, text in enumerate(texts.tolist(), FIRST_ROW):
-            if text.lower() in MISSING:
+            if text.lower() in MISSING and name not in unused:
                 raise ValueError(_missing(path, name, number, repr(text)))
     return columns
 
 
-def _parquet(path: Path) -> Columns:
+def _parquet(path: Path, unused: Container[str]) -> Columns:
     try:
         from pyarrow import ArrowException, types
         from pyarrow.parquet import read_table
@@ -88,6 +90,9 @@ def _parquet(path: Path) -> Columns:
         raise ValueError(f"{path} is no Parquet file ({reason}): write it anew") from error
     columns: Columns = {}
     for name, column in zip(table.column_names, table.columns, strict=True):
+        if name in unused:
+            columns[name] = np.empty(len(column), dtype=str)
+            continue
         if types.is_dictionary(column.type):
             column = column.cast(column.type.value_type)
         text = types.is_string(column.type) or types.is_large_string(column.type)
@@ -107,6 +112,6 @@ def _parquet(path: Path) -> Columns:
 
 def _missing(path: Path, column: str, row: int, shown: str) -> str:
     return (
-        f"{path}, row {row}, column {column!r}: {shown} is a missing value: fill it in, or leave "
-        "the row or the column out"
+        f"{path}, row {row}, column {column!r}: {shown} is a missing value: fill it in, leave the "
+        'row out, or state the column as "unused" by --columns'
     )
