@@ -53,6 +53,24 @@ def number(text: str | None) -> int:
     return int(text) if text and _NUMBER.fullmatch(text) else -1
 
 
+def by_numbers(rows: list[Row], names: Sequence[str]) -> list[Row]:
+    """The rows with the clients' numbers in place of ``names``, if the column ``client`` has these.
+
+    Raises:
+        ValueError: some are names, and one is neither a name nor a number.
+    """
+    of = {name: str(client) for client, name in enumerate(names)}
+    unknown = [row["client"] for row in rows if row["client"] not in of]
+    if not unknown:
+        return [row | {"client": of[row["client"] or ""]} for row in rows]
+    for name in unknown:
+        if names and number(name) < 0:
+            raise ValueError(
+                f"client {(name or '')[:60]!r} is none of the data set's, such as {names[0][:60]!r}"
+            )
+    return rows
+
+
 def client_of(row: Row, clients: int) -> int:
     """The number in the column ``client``.
 

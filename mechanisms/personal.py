@@ -9,14 +9,14 @@ and ``epsilon``. Who has which budget is public.
 import functools
 import math
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from mechanisms.accounting.ranges import format_ranges, parse_ranges
-from mechanisms.client_rows import client_of, is_file, reading
+from mechanisms.client_rows import by_numbers, client_of, is_file, reading
 from mechanisms.settings import Privacy
 
 EXAMPLE = "conservative=1:0.5,liberal=8:0.5"
@@ -40,14 +40,15 @@ class Group:
     clients: np.ndarray
 
 
-def resolved(text: str, clients: int, rng: np.random.Generator) -> str:
-    """The same budgets by the clients' numbers; ``rng`` draws who belongs to a share.
+def resolved(text: str, clients: int, rng: np.random.Generator, names: Sequence[str] = ()) -> str:
+    """The same budgets by the clients' numbers; ``rng`` draws who belongs to a share, and ``names``
+    are the clients' in the data set, if it names them: a file may have these.
 
     Raises:
         ValueError: the text or the file gives no budgets, or not each client one.
     """
     if is_file(text):
-        found = _of_file(Path(text), clients)
+        found = _of_file(Path(text), clients, names)
     else:
         parts = _parts(text)
         by_share = parts[0][2] == ":"
@@ -151,11 +152,11 @@ def _numbered(parts: list[Part], clients: int) -> Iterator[Group]:
         yield Group(name, epsilon, numbers)
 
 
-def _of_file(path: Path, clients: int) -> list[Group]:
+def _of_file(path: Path, clients: int, names: Sequence[str]) -> list[Group]:
     """A group for each epsilon of a CSV file, which names it."""
     found: dict[int, float] = {}
     with reading("budgets", path, COLUMNS, f"groups such as {EXAMPLE}") as rows:
-        for row in rows:
+        for row in by_numbers(list(rows), names):
             client = client_of(row, clients)
             if client in found:
                 raise ValueError(f"client {client} has two rows")

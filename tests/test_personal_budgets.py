@@ -33,6 +33,7 @@ from sim.config import caveats, configuration
 from sim.engines import policy
 from sim.library.api import price
 from sim.library.result import Result
+from sim.phases.build import build
 from sim.showing import run as shown
 from sim.showing import wording
 from tests import small, unequal
@@ -134,6 +135,28 @@ def test_a_file_gives_each_client_its_own(tmp_path):
     found = personal.resolved(str(path), 5, rng())
     assert found == "1.0=1.0@0,3,1.25=1.25@1,4,1.5=1.5@2"
     assert personal.groups(found, 5)[1].clients.tolist() == [1, 4]
+
+
+def test_a_file_may_have_the_names_of_the_data_set_s_clients(tmp_path):
+    """Hospital 10 is not client 10, and in a list of texts it comes before hospital 9."""
+    path, names = tmp_path / "budgets.csv", ("10", "7", "9", "east")
+    path.write_text("client,epsilon\neast,3\n10,1\n9,2\n7,1\n")
+    found = personal.resolved(str(path), 4, rng(), names)
+    assert found == "1.0=1.0@0-1,2.0=2.0@2,3.0=3.0@3"
+    path.write_text("client,epsilon\neast,3\n10,1\n9,2\nwest,1\n")
+    with pytest.raises(ValueError, match="client 'west' is none of the data set's, such as '10'"):
+        personal.resolved(str(path), 4, rng(), names)
+    path.write_text("client,epsilon\n3,3\n0,1\n1,2\n2,1\n")
+    assert personal.resolved(str(path), 4, rng(), names) == personal.resolved(str(path), 4, rng())
+
+
+def test_a_run_gives_each_named_client_its_budget(tmp_path):
+    owner = np.repeat(["h9", "h10", "h2"], 40)
+    np.savez(tmp_path / "d.npz", x=np.eye(120), y=np.arange(120) % 2, client=owner)
+    (tmp_path / "b.csv").write_text("client,epsilon\nh9,4\nh2,2\nh10,1\n")
+    files = {"dataset": str(tmp_path / "d.npz"), "budgets": str(tmp_path / "b.csv")}
+    job = build(configuration.load(None, {**files, "partition": "given"}))
+    assert personal.of_clients(job.config.privacy, 3).tolist() == [1, 2, 4]  # h10, h2, h9
 
 
 FILES = {

@@ -43,6 +43,7 @@ class Arrays(NamedTuple):
         words: size of the vocabulary if records are word numbers; else 0.
         owner: int64 [N], the client of each training record, 0 .. K - 1 in the order of the
             clients' sorted names; None if the data set does not say.
+        clients: these names, in their order.
     """
 
     x: np.ndarray
@@ -52,6 +53,7 @@ class Arrays(NamedTuple):
     classes: int
     words: int
     owner: np.ndarray | None
+    clients: tuple[str, ...]
 
 
 def fixed_split(records: int, test: int) -> tuple[np.ndarray, np.ndarray]:
@@ -82,13 +84,13 @@ def parts(raw: Mapping[str, np.ndarray], path: str, loss: str = CROSS_ENTROPY) -
     if loss == NEXT_WORD and not words:
         raise ValueError(f"{path}: loss = {loss} needs words, the size of the vocabulary: add it")
     x, y = _part(raw, "x", "y", path, loss, words)
-    owner = _owners(raw["client"], len(x), path) if "client" in raw else None
+    names, owner = _owners(raw["client"], len(x), path) if "client" in raw else ((), None)
     classes = outputs(y, words, _stated(raw, "classes", MAX_CLASSES, path), path)
     if "x_test" not in raw:
         train, test = _held_out(len(x), owner, path)
         own = None if owner is None else owner[train]
         tell_absent(y[train], classes, path)
-        return Arrays(x[train], y[train], x[test], y[test], classes, words, own)
+        return Arrays(x[train], y[train], x[test], y[test], classes, words, own, names)
     x_test, y_test = _part(raw, "x_test", "y_test", path, loss, words)
     _check_alike(raw["x"], raw["x_test"], path)
     if y_test.shape[1:] != y.shape[1:]:
@@ -102,7 +104,7 @@ def parts(raw: Mapping[str, np.ndarray], path: str, loss: str = CROSS_ENTROPY) -
             "them"
         )
     tell_absent(y, classes, path)
-    return Arrays(x, y, x_test, y_test, classes, words, owner)
+    return Arrays(x, y, x_test, y_test, classes, words, owner, names)
 
 
 def _held_out(records: int, owner: np.ndarray | None, path: str) -> tuple[np.ndarray, np.ndarray]:
@@ -190,14 +192,15 @@ def _stated(raw: Mapping[str, np.ndarray], name: str, most: int, path: str) -> i
     return int(number)
 
 
-def _owners(names: np.ndarray, records: int, path: str) -> np.ndarray:
-    """Client numbers int64 [N], in the order of the clients' sorted names."""
+def _owners(names: np.ndarray, records: int, path: str) -> tuple[tuple[str, ...], np.ndarray]:
+    """The clients' sorted names, and each record's place among them, int64 [N]."""
     if names.dtype.kind not in "iuUS" or names.shape != (records,):
         raise ValueError(
             f"{path}: client has dtype {names.dtype} and shape {names.shape}: give an integer or a "
             f"text for each of the {records} records of x"
         )
-    return np.unique(names, return_inverse=True)[1].astype(np.int64)
+    known, owner = np.unique(names, return_inverse=True)
+    return tuple(known.astype(str).tolist()), owner.astype(np.int64)
 
 
 def _check_directory(path: Path, archive: zipfile.ZipFile) -> None:

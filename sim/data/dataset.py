@@ -46,6 +46,7 @@ class Dataset:
         classes: number of classes, or of a model's other outputs.
         words: size of the vocabulary if records are word numbers, int64 [N, T] and [M, T]; else 0.
         owner: int64 [N], the client of each training record, if the data set says so; else None.
+        clients: the names of these clients, by their numbers.
     """
 
     name: str
@@ -56,6 +57,7 @@ class Dataset:
     classes: int
     words: int = 0
     owner: np.ndarray | None = None
+    clients: tuple[str, ...] = ()
 
     @property
     def labels(self) -> np.ndarray | None:

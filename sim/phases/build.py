@@ -53,7 +53,7 @@ def build(config: Config, workers: int | None = None, features: Path | None = No
     """
     check_parts(config)
     dataset, parts, holdout, held = split(config, features)
-    config = _with_trace(with_clients(config, parts.clients))
+    config = _with_trace(with_clients(config, parts.clients, dataset))
     words = words_of(config.data, dataset)
     model = model_of(config, dataset, words)
     check_delta(config, len(dataset.y))
@@ -78,9 +78,9 @@ def build(config: Config, workers: int | None = None, features: Path | None = No
     return job
 
 
-def with_clients(config: Config, clients: int) -> Config:
+def with_clients(config: Config, clients: int, dataset: Dataset | None = None) -> Config:
     """The configuration with the number of clients that a data set gives, and personal budgets by
-    their numbers, if it has any.
+    their numbers, if it has any; a file may have the names of the data set's own clients.
 
     Raises:
         ValueError: another number was given, settings ask for more clients or for sums that hide
@@ -99,7 +99,8 @@ def with_clients(config: Config, clients: int) -> Config:
     if privacy.budgets is None:
         return config
     rng = generator(seed_key(config.run.seed), "budgets")
-    budgets = personal.resolved(privacy.budgets, clients, rng)
+    names = dataset.clients if dataset is not None and data.partition == "given" else ()
+    budgets = personal.resolved(privacy.budgets, clients, rng, names)
     return config.model_copy(update={"privacy": privacy.model_copy(update={"budgets": budgets})})
 
 

@@ -64,7 +64,7 @@ def outlook_of(config: Config, records: Sequence[int] | None) -> Outlook:
     check_parts(config)
     if records is None:
         dataset, parts, holdout, _ = split(config)
-        config = with_clients(config, parts.clients)
+        config = with_clients(config, parts.clients, dataset)
         return Outlook(config, dataset.x.shape[1:], parts.sizes, holdout is not None)
     given = config.data.partition == "given"
     clients = len(records) if given else config.data.clients
