@@ -194,6 +194,8 @@ def test_rows_columns_and_seeds_are_those_that_were_asked_for(tmp_path, capsys):
     ]
     said = capsys.readouterr().out
     assert said.startswith(
+        f"2 runs to train; rounds.jsonl in the folders of {tmp_path / 'out'} says how far they "
+        "are\n"
         "1/2 small: B, 3, seed 5: failed: no data there\n2/2 small: B, 1, seed 5: failed: no data"
     )
     assert (

@@ -136,7 +136,16 @@ def read_project(stem: str):
     [
         (
             '\n[[rows]]\nname = "A"\nlike = "mnist-scattering/DPSURR/3"\n',
-            "is no cell: known: DPSGD-HF/0.5",
+            "is no cell: did you mean 'DPSUR'? known: DPSGD-HF; DPSUR; DPIS; DPIS, our settings; ",
+        ),
+        (
+            '\n[[rows]]\nname = "A"\nlike = "mnist-scattering/dpsur"\n',
+            "is no cell: did you mean 'DPSUR'? known: ",
+        ),
+        (
+            '\n[[rows]]\nname = "A"\nlike = "mnist-scattering/DPSUR"\ncolumns = ["2.5"]\n'
+            '\n[[columns]]\nname = "2.5"\n',
+            "'DPSUR' has no column '2.5': write mnist-scattering/DPSUR/COLUMN with one of its own",
         ),
         (
             '\n[[rows]]\nname = "A"\nlike = "mnist-scatering/DPSUR/3"\n',

@@ -32,6 +32,9 @@ def fill(given: argparse.Namespace) -> bool:
     for run in of:
         run.keep()
     outstanding = queue.ordered(list(of)) if given.end is not None else unfinished(list(of))
+    if outstanding:
+        where = f"rounds.jsonl in the folders of {given.out} says how far they are"
+        print(f"{len(outstanding)} runs to train; {where}", flush=True)
     for number, (run, fault) in enumerate(lanes.played(outstanding, given.processes, given.end), 1):
         one = of[run]
         if fault:

@@ -72,8 +72,10 @@ SYNONYMS = {word: flag for flag, words in _BY_FLAG.items() for word in words.spl
 
 
 def nearest(name: str, known: Iterable[str], likeness: float = 0.6) -> str | None:
-    """The known lower-case name most similar to this one; None below ``likeness``, in [0, 1]."""
-    return next(iter(get_close_matches(name.lower(), list(known), n=1, cutoff=likeness)), None)
+    """The known name most similar to this one, up to case; None below ``likeness``, in [0, 1]."""
+    by_word = {each.lower(): each for each in known}
+    found = get_close_matches(name.lower(), list(by_word), n=1, cutoff=likeness)
+    return by_word[found[0]] if found else None
 
 
 def spelled_otherwise(name: str, known: Iterable[str]) -> str | None:
@@ -95,4 +97,4 @@ def suggest(name: str, known: Iterable[str]) -> str:
     names = list(known)
     near = nearest(name, names)
     hint = f"did you mean {near!r}? " if near else ""
-    return f"{hint}known: {', '.join(names)}"
+    return f"{hint}known: {('; ' if any(',' in each for each in names) else ', ').join(names)}"

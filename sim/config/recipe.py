@@ -254,14 +254,17 @@ def _like(place: str | None, column: str, budget: str) -> Values:
     """The settings of a recipe's cell, ``recipe/row`` or ``recipe/row/column``; empty for None."""
     if place is None:
         return {}
-    parts = place.split("/")
-    known = {(cell.row, cell.column): cell.settings for cell in _known(parts[0], budget)}
-    wanted = (parts[1], parts[2] if len(parts) > 2 else column) if len(parts) > 1 else ("", column)
-    if wanted not in known:
-        raise ValueError(
-            f"like = {place!r} is no cell: {suggest('/'.join(wanted), map('/'.join, known))}"
-        )
-    return known[wanted]
+    stem, _, cell = place.partition("/")
+    row, _, named = cell.partition("/")
+    column = named or column
+    known = {(cell.row, cell.column): cell.settings for cell in _known(stem, budget)}
+    if (row, column) in known:
+        return known[row, column]
+    if columns := [of for other, of in known if other == row]:
+        fault = f"{row!r} has no column {column!r}: write {stem}/{row}/COLUMN with one of its own; "
+        raise ValueError(f"like = {place!r} is no cell: {fault}{suggest(column, columns)}")
+    rows = dict.fromkeys(other for other, _ in known)
+    raise ValueError(f"like = {place!r} is no cell: {suggest(row, rows)}")
 
 
 @functools.cache
