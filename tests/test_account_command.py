@@ -49,6 +49,12 @@ def test_a_run_without_privacy_has_no_budget_to_aim_at(capsys):
     assert run(capsys, *flags)["epsilon_target"] == 8.0
 
 
+def test_one_number_of_records_is_for_all_clients_of_a_run_s_own_data(capsys):
+    """Whoever has a run's configuration alone has neither its data nor all sizes."""
+    flags = ["--dataset=their.npz", "--partition=given", "--clients=7", "--records=9"]
+    assert run(capsys, *flags)["clients"] == "0-6"
+
+
 @pytest.mark.parametrize("row", REFERENCE["epsilon"])
 def test_epsilons_of_the_reference(capsys, row):
     flags = {

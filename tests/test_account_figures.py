@@ -235,7 +235,14 @@ def test_no_table_is_cut_off_where_the_terminal_is_narrow(capsys, monkeypatch):
 def test_bounds_of_a_verified_run_are_rounded_outward(capsys):
     """Kills a lower bound that is shown above itself."""
     row = {"clients": "0,1", "epsilon_certified": 1.2345671, "order": None, "verdict": "confirmed"}
-    rest = {"histories": 1, "slack": 0.01, "seconds": 1.0, "not_proved": "", "note": ""}
+    rest = {
+        "histories": 1,
+        "slack": 0.01,
+        "seconds": 1.0,
+        "not_proved": "",
+        "caveats": [],
+        "note": "",
+    }
     rows = [row | {"lower": 1.2345678, "upper": 1.2345679}]
     shown.show_verified({"verified": rows, "confirmed": True} | rest)
     line = next(line for line in capsys.readouterr().out.splitlines() if "0, 1" in line)
@@ -248,7 +255,14 @@ def test_bounds_of_a_verified_run_are_rounded_outward(capsys):
     ("slack", "said"), [(0.01, "at most 1 % above its"), (math.inf, "a lower bound is 0. Verified")]
 )
 def test_how_near_a_verified_run_is_to_its_lower_bounds(capsys, slack, said):
-    rest = {"histories": 0, "slack": slack, "seconds": 1.0, "not_proved": "", "note": ""}
+    rest = {
+        "histories": 0,
+        "slack": slack,
+        "seconds": 1.0,
+        "not_proved": "",
+        "caveats": [],
+        "note": "",
+    }
     shown.show_verified({"verified": [], "confirmed": True} | rest)
     assert f"Every epsilon is proved, and {said}" in capsys.readouterr().out
 

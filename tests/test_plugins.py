@@ -640,3 +640,8 @@ def test_a_question_about_one_client_needs_its_records():
         account.command(["mine:HALF", "--sample-rate=0.5", "--noise-multiplier=1"])
     with pytest.raises(ValueError, match=r"^unknown first word 'mine' .*package.module:NAME"):
         account.command(["mine", "--sample-rate=0.5", "--noise-multiplier=1"])
+
+
+def test_a_run_directory_is_no_first_word_but_a_flag_s_value(tmp_path):
+    with pytest.raises(ValueError, match=r"is a folder: ask by --ledger, --verify or --check "):
+        account.command([str(tmp_path)])

@@ -19,6 +19,7 @@ from mechanisms.accounting.ledger import Ledger
 from server import sealed_json
 from sim.account import command
 from sim.commands.guard import main_guard
+from sim.config.caveats import SEEDED
 from sim.run import command as train
 from sim.showing import wording
 from sim.verifying import session
@@ -157,6 +158,7 @@ def test_the_verdict_is_printed(unequal, capsys):
     shown = capsys.readouterr().out
     shown = " ".join(shown.split())
     assert "Each of the 1 largest epsilons is proved" in shown and "1 of 3 histories" in shown
+    assert shown.endswith(SEEDED)
 
 
 @pytest.mark.parametrize(

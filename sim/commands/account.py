@@ -1,5 +1,6 @@
 """The command line of ``python -m sim.account``: a run's settings and the command's own flags."""
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -125,6 +126,8 @@ def parse(argv: Sequence[str], program: str) -> Question:
     """
     word = argv[0] if argv and not argv[0].startswith("-") else None
     if word is not None and word not in FIRST_WORDS and ":" not in word:
+        if os.path.isdir(word):
+            raise ValueError(f"{word} is a folder: ask by --ledger, --verify or --check {word}")
         hint = did_you_mean(word, FIRST_WORDS)
         known = ", ".join([*FIRST_WORDS, OWN_NAME])
         raise ValueError(f"unknown first word {word!r}{hint} (known: {known})")

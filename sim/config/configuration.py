@@ -165,7 +165,8 @@ def _refuse_other_than(fixed: Mapping[str, Any], given: Values) -> None:
         if name in given and given[name] != fixed[name]:
             raise ValueError(
                 f"{name} is {given[name]}, but one client that holds all records has no choice "
-                f"there (it is {fixed[name]}): drop it, or use python -m sim.run"
+                f"there (it is {fixed[name]}): drop it, from a --config file too, or train many "
+                "clients by python -m sim.run"
             )
 
 

@@ -18,6 +18,7 @@ from mechanisms.registry import NOTHING, settings_of
 from sim.config.caveats import caveats_of
 from sim.config.checks import check_parts
 from sim.config.fields import Config
+from sim.config.settings import Data
 from sim.config.use import unused
 from sim.job.job import TRAIN
 from sim.phases import course
@@ -66,8 +67,9 @@ def outlook_of(config: Config, records: Sequence[int] | None) -> Outlook:
         dataset, parts, holdout, _ = split(config)
         config = with_clients(config, parts.clients, dataset)
         return Outlook(config, dataset.x.shape[1:], parts.sizes, holdout is not None)
-    given = config.data.partition == "given"
-    clients = len(records) if given else config.data.clients
+    stated = config.data.clients != Data.model_fields["clients"].default
+    of_data = config.data.partition == "given" and not stated
+    clients = len(records) if of_data else config.data.clients
     if len(records) not in (1, clients) or min(records) < 1:
         raise ValueError(
             f"--records has {len(records)} numbers, the smallest {min(records)}, for {clients} "

@@ -85,7 +85,7 @@ def show_verified(result: Entries) -> None:
     _show(f"{verdict} {done}, {wording.duration(result['seconds'])}.")
     without = result["not_proved"]
     left_out = f"Left out, as no finite epsilon is proved for them: clients {without}."
-    _show_notes([left_out if without else "", result["note"]])
+    _show_notes([left_out if without else "", *result["caveats"], result["note"]])
 
 
 def show_whole(result: Entries) -> None:

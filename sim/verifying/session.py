@@ -11,8 +11,9 @@ from typing import Any
 from mechanisms.accounting import accountant, events
 from mechanisms.accounting.ranges import format_ranges
 from server import closing, orders
+from sim.config.caveats import SEEDED
 from sim.showing import wording
-from sim.showing.ledger import spent
+from sim.showing.ledger import read_config, spent
 from sim.verifying.proof import dominated, interval
 
 Entries = dict[str, Any]
@@ -49,12 +50,14 @@ def verify(folder: Path) -> Entries:
     largest = sorted(histories.values(), key=lambda same: -same[0]["epsilon_certified"])
     in_advance = orders.read(folder) if told["note"] == wording.AT_ONE_ORDER else {}
     found = [_verdict(same, in_advance) for same in largest[:MAX_HISTORIES]]
+    run = read_config(folder / "config.toml").get("run")
     return {
         "confirmed": all(row["verdict"] == PROVED for row in found),
         "histories": len(histories),
         "not_proved": format_ranges(without),
         "slack": max(row["above"] for row in found),
         "verified": found,
+        "caveats": [SEEDED] if isinstance(run, dict) and run.get("release") is False else [],
         "note": told["note"],
         "seconds": time.perf_counter() - start,
     }
