@@ -111,6 +111,15 @@ def test_canaries_are_as_many_and_as_long_as_there_is_room_for(tmp_path):
     assert len(session._plant(one, 7, False).records) == 7
 
 
+def test_the_largest_client_has_room_for_its_canaries(tmp_path):
+    """Of unequal clients one can hold nearly all records."""
+    job = build(settings(tmp_path, mechanism="dpsgd"))
+    records = np.concatenate([job.partition.of(client) for client in range(3)])
+    parts = replace(job.partition, indices=records, offsets=np.array([0, 158, 159, 160]))
+    found = session._plant(replace(job, partition=parts), None, False)
+    assert len(found.records) == 123 // 2 * 160 // 158
+
+
 def test_the_largest_epsilon_is_shown_and_beside_each_client_its_own(tmp_path):
     session.audit(settings(tmp_path, rounds=1, mechanism="dpsgd"), 6, True, CONFIDENCE, quiet=True)
     read = closing.read(tmp_path / "a")

@@ -63,7 +63,8 @@ def audit(
     Args:
         config: the run's configuration; it trains in this process.
         count: number of canaries; None: the least of `one_run.MAX_CANARIES`, half of the records,
-            and half of the parameters per client; if whole clients are protected, half of them.
+            and as many as give the largest client half of the parameters on average; if whole
+            clients are protected, half of them.
         black_box: wrong labels and the final model, instead of crafted gradients and every upload.
         confidence: confidence of the bound.
         quiet: whether to print nothing.
@@ -186,7 +187,8 @@ def _plant(job: Job, count: int | None, black_box: bool) -> Canaries:
     if config.privacy.trust != "local":  # one sum of all
         owned = [np.concatenate(owned)]
     most = sum(map(len, owned)) // 2
-    room = most if black_box else len(owned) * (parameters // 2)
+    records, largest = sum(map(len, owned)), max(map(len, owned))
+    room = most if black_box else parameters // 2 * records // largest  # on average in that client
     chosen = min(one_run.MAX_CANARIES, most, room) if count is None else count
     size = 0.0 if black_box else one_run.LENGTH * config.privacy.clip_norm
     key = seed_key(config.run.seed)
