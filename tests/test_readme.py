@@ -16,6 +16,8 @@ from pathlib import Path
 
 import pytest
 
+from mechanisms.accounting import group
+from mechanisms.accounting.events import SampledGaussian
 from mechanisms.settings import MECHANISM_NAMES
 from sim import account, attack, audit, bench, central, report, run
 from sim.commands import attack as attack_flags
@@ -217,6 +219,15 @@ def test_quoted_costs_are_those_of_the_commands(capsys: pytest.CaptureFixture[st
     price([*steps, "--epsilon", "1", "--tries", "10"])
     best = json.loads(capsys.readouterr().out)["epsilon_best"]
     assert f"The last line says {wording.epsilon(best, digits=6)}, " in text
+
+
+def test_the_default_run_s_epsilons_for_several_records_are_as_quoted(capsys) -> None:
+    text = " ".join((ROOT / "docs/privacy.md").read_text(encoding="utf-8").split())
+    price(["--clients", "100", "--records", "14", "--json"])
+    found = json.loads(capsys.readouterr().out)
+    charges = {SampledGaussian(1.0, found["noise_multiplier"]): found["rounds"]}
+    two, four = (wording.epsilon(group.epsilon(charges, 1e-5, k).epsilon) for k in (2, 4))
+    assert f"in the default run 8 for one record, {two} for two and {four} for four" in text
 
 
 def test_the_audit_that_is_quoted_finds_what_it_says(folder: Path, capsys) -> None:
