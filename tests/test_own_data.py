@@ -26,7 +26,7 @@ from sim.data.dataset import load
 from sim.phases.build import build, split
 from sim.run import command
 from sim.showing.run import read_run
-from sim.sources import hub
+from sim.sources import columns, hub
 
 TABLE = """\
 hospital,age,kind,label
@@ -240,6 +240,38 @@ def test_an_unused_column_is_no_feature_and_may_hold_anything(tmp_path):
     stated.write_text('note = "unused"\nlabel = "unused"')
     with pytest.raises(ValueError, match="label = unused must be two bounds"):
         read(path, columns=str(stated))
+
+
+def test_rows_of_another_table_are_encoded_as_in_training(tmp_path):
+    """Kills categories that are numbered by what the other table has, and columns in its order."""
+    path, (head, *rows) = Path(table(tmp_path)), TABLE.splitlines()
+    data = Data(dataset=str(path), client_column="hospital")
+    other = Path(table(tmp_path, "kind,age\nc,7\nb,8\n", "new.csv"))
+    assert columns.encoded(other, path, data).tolist() == [[7, 0, 0, 1], [8, 0, 1, 0]]
+    assert np.array_equal(columns.encoded(path, path, data), columns.arrays(path, data)["x"])
+    (tmp_path / "known.toml").write_text(KNOWN + 'note = "unused"')
+    path = Path(table(tmp_path, "\n".join([f"note,{head}", *(f",{row}" for row in rows)])))
+    data = data.model_copy(update={"columns": str(tmp_path / "known.toml")})
+    assert columns.encoded(other, path, data).tolist() == [[-0.825, 1, 0, 0], [-0.8, 0, 1, 0]]
+    data = data.model_copy(update={"columns": None})
+    for text, said in (
+        ("kind,ages\na,7\n", "new.csv lacks the column 'age'"),
+        ("kind,age\nd,7\n", "row 2: 'd' is none of its known categories"),
+        ("kind,age\na,old\n", "column 'age' holds texts for numbers"),
+    ):
+        table(tmp_path, text, "new.csv")
+        with pytest.raises(ValueError, match=said):
+            columns.encoded(other, Path(table(tmp_path)), data)
+
+
+def test_a_finished_run_says_what_new_rows_are(tmp_path):
+    settings = {"dataset": table(tmp_path, TABLE + TABLE[TABLE.index("10,20") :]), "rounds": 1}
+    run = sim.train(**settings, client_column="hospital", out=str(tmp_path), engine="inline")
+    x = run.encode(table(tmp_path, "kind,age\nc,7\nb,8\n", "new.csv"))
+    assert run.model()(x).shape == (2, 2)
+    run = sim.train(clients=20, rounds=1, out=str(tmp_path))
+    with pytest.raises(ValueError, match="dataset = digits is no table"):
+        run.encode("new.csv")
 
 
 BAD_TABLES = [

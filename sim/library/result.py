@@ -17,6 +17,8 @@ from server.guarantees import Guarantee, guarantees
 from server.records import Evaluation, RoundRecord, Summary, largest
 from server.store import MODEL, Store
 from sim.config.fields import Config
+from sim.config.settings import is_table
+from sim.data.files import own_file
 from sim.data.words import words_of
 from sim.features import loading as features
 from sim.job.device import device_of
@@ -29,6 +31,7 @@ from sim.showing.audit import Audit
 from sim.showing.ledger import spent
 from sim.showing.report import write_report
 from sim.showing.run import read_run, so_far
+from sim.sources import columns
 
 
 class Result:
@@ -150,6 +153,21 @@ class Result:
             if client is not None:
                 self._personalise(module, client)
         return module.eval()
+
+    def encode(self, path: str | Path) -> torch.Tensor:
+        """The rows of another table as the model takes them, float32 ``[N, F]``: encoded as those
+        of the table that the run was trained on.
+
+        Raises:
+            ValueError: the run was trained on no table, or a table cannot be used.
+        """
+        data = self.config.data
+        if not is_table(data.dataset):
+            raise ValueError(
+                f"dataset = {data.dataset} is no table: give model() records as in training"
+            )
+        found = columns.encoded(_path("path", path), own_file(data.dataset), data)
+        return torch.from_numpy(found.astype(np.float32))
 
     def _personalise(self, module: torch.nn.Module, client: int) -> None:
         """Give the server's model the parameters that are a client's own."""

@@ -79,6 +79,32 @@ def arrays(path: Path, data: Data) -> dict[str, np.ndarray]:
     return found | {"x": np.concatenate(parts, axis=1)}
 
 
+def encoded(path: Path, trained: Path, data: Data) -> np.ndarray:
+    """The features of another table's rows as those of ``trained`` were made, float64 ``[N, F]``.
+    Columns may stand in another order, and labels and clients may be absent.
+
+    Raises:
+        ValueError: a table or the file of known columns cannot be used, or the other table lacks a
+            column or has values of another kind.
+    """
+    known = _stated(expanded(data.columns)) if data.columns else {}
+    unused = {name for name, value in known.items() if value == UNUSED}
+    unused |= {data.label_column, data.client_column or data.label_column}
+    own, other = tables.read(trained, unused), tables.read(path, unused)
+    _check_known(known, own, data)
+    parts = []
+    for name in [name for name in own if name not in unused]:
+        if name not in other:
+            raise ValueError(f"{path} lacks the column {name!r} of {trained}: add it")
+        stated = known.get(name)
+        if stated is None and _as_numbers(own[name], f"{trained}, column {name!r}") is None:
+            stated = np.unique(own[name].astype(str)).tolist()
+        elif stated is None and _as_numbers(other[name], f"{path}, column {name!r}") is None:
+            raise ValueError(f"{path}, column {name!r} holds texts for numbers: correct it")
+        parts.append(_features(other[name], name, stated, data, path))
+    return np.concatenate(parts, axis=1)
+
+
 def _features(
     values: np.ndarray, name: str, known: list[Any] | None, data: Data, path: Path
 ) -> np.ndarray:
