@@ -91,6 +91,16 @@ class Checkpoints:
         """How many later rounds have a file that vouches for them, damaged or not."""
         return sum(number > round_ for number in durable.numbered(self._folder, ".json"))
 
+    def check_files(self) -> None:
+        """Refuse what the checkpoint of a repeated round could not replace, before that is paid.
+
+        Raises:
+            ValueError: there is something else than a file, such as a folder.
+        """
+        for label in self.labels():
+            durable.check_file(label)
+            durable.check_file(label.with_suffix(".safetensors"))
+
     def newest(self, warn: bool = True) -> Checkpoint | None:
         """The newest complete checkpoint, or None; damaged ones are skipped, with a warning if
         ``warn``.

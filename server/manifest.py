@@ -53,7 +53,10 @@ def load(run_dir: Path) -> dict[str, Any]:
             "0.1.0 wrote none at first): restore it, or start a new run"
         )
     try:
-        return sealed_json.loads(durable.read(path))
+        entries = sealed_json.loads(durable.read(path))
+        if RUN in entries:
+            raise ValueError("it is another file of a run")
+        return entries
     except ValueError as fault:
         raise ValueError(f"{path} is damaged ({fault}): restore it from a copy") from None
 

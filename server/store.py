@@ -94,8 +94,10 @@ class Store:
         compared; damaged ones are skipped with a warning.
 
         Raises:
-            ValueError: one is missing, or not as it was; or the checkpoint is of another run.
+            ValueError: one is missing, or not as it was; or the checkpoint is of another run, or no
+                file.
         """
+        self.checkpoints.check_files()
         found = self.checkpoints.newest()
         if found is not None:
             label = self.label(found.round)

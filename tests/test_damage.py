@@ -652,6 +652,24 @@ def test_without_its_manifest_nothing_of_a_run_is_believed(request, capsys, stat
     assert status == 1 and found["manifest.json"] == "missing"
 
 
+@pytest.mark.parametrize("other", ["orders.json", f"{CHECKPOINT}.json"])
+def test_another_file_of_a_run_is_not_its_manifest(run, capsys, other):
+    """It is whole as well, and was a `KeyError`."""
+    shutil.copy(run / other, run / "manifest.json")
+    check_refused(run, run / "manifest.json", capsys)
+    status, found = states(run, capsys)
+    assert status == 1 and found["manifest.json"] == "damaged"
+
+
+@pytest.mark.parametrize("suffix", [".json", ".safetensors"])
+def test_a_checkpoint_that_is_a_folder_is_not_passed_over(run, capsys, suffix):
+    """Its round was trained and charged again, and then its checkpoint could not be written."""
+    path = run / f"{CHECKPOINT}{suffix}"
+    path.unlink()
+    path.mkdir()
+    check_refused(run, path, capsys, {"resume": ASKS["resume"]})
+
+
 WITHOUT_RESUME = {name: ask for name, ask in ASKS.items() if name != "resume"}
 """A resumed run writes its closing files again."""
 
