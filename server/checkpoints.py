@@ -38,6 +38,7 @@ class Checkpoint:
         taken: int64 ``[clients]``, the number of rounds in which each client took part.
         flight: who is at work on which model (`server.buffer.Flight`), if the server does not wait
             for all.
+        label: what the file that vouches for it says; empty before it is saved.
     """
 
     round: int
@@ -45,6 +46,7 @@ class Checkpoint:
     state: ServerState
     taken: np.ndarray
     flight: Mapping[str, np.ndarray] = field(default_factory=dict)
+    label: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Checkpoints:
@@ -74,10 +76,6 @@ class Checkpoints:
             old.with_suffix(".safetensors").unlink(missing_ok=True)
             old.unlink()
 
-    def beside(self, round_: int) -> dict[str, Any]:
-        """What the label of a round's checkpoint says."""
-        return sealed_json.loads(durable.read(self.path(round_).with_suffix(".json")))
-
     def path(self, round_: int) -> Path:
         """The file of a round's tensors."""
         return self._folder / f"round-{round_:06d}.safetensors"
@@ -103,7 +101,7 @@ class Checkpoints:
 
     def newest(self, warn: bool = True) -> Checkpoint | None:
         """The newest complete checkpoint, or None; damaged ones are skipped, with a warning if
-        ``warn``.
+        ``warn``. A run that goes on meanwhile removes old ones, but not before it has saved newer.
 
         Raises:
             OSError: one cannot be read, which may be whole: going on from the one before it would
@@ -113,6 +111,8 @@ class Checkpoints:
             try:
                 return read(label)
             except (FileNotFoundError, ValueError, KeyError, TypeError) as fault:
+                if label not in self.labels():
+                    return self.newest(warn)
                 if warn:
                     warnings.warn(
                         f"checkpoint {label.stem} is damaged ({fault}); using the one before it",
@@ -138,4 +138,5 @@ def read(label: Path) -> Checkpoint:
         {name.removeprefix(kind): one for name, one in tensors.items() if name.startswith(kind)}
         for kind in (STATE, FLIGHT)
     )
-    return Checkpoint(fields["round"], tensors["params"], state, tensors["taken"], flight)
+    params, taken = tensors["params"], tensors["taken"]
+    return Checkpoint(fields["round"], params, state, taken, flight, fields)

@@ -100,23 +100,21 @@ class Store:
         self.checkpoints.check_files()
         found = self.checkpoints.newest()
         if found is not None:
-            label = self.label(found.round)
+            label = self.label(found)
             manifest.compare(self.folder, label["files"])
             self._places = {name: Place(*place) for name, place in label["ledger"].items()}
-            self._compare_rounds(found.round)
+            self._compare_rounds(found)
         return found
 
-    def label(self, round_: int) -> dict[str, Any]:
-        """What the label of a round's checkpoint says.
+    def label(self, checkpoint: Checkpoint) -> Mapping[str, Any]:
+        """What the label of a checkpoint says.
 
         Raises:
             ValueError: it is of another run.
         """
-        label = self.checkpoints.beside(round_)
-        manifest.check_run(
-            self.ledger.parent, self.checkpoints.path(round_), label.get(manifest.RUN)
-        )
-        return label
+        path, run = self.checkpoints.path(checkpoint.round), checkpoint.label.get(manifest.RUN)
+        manifest.check_run(self.ledger.parent, path, run)
+        return checkpoint.label
 
     def check_rounds(self) -> None:
         """Compare the rounds' records with what the newest whole checkpoint knows of them.
@@ -126,10 +124,10 @@ class Store:
         """
         newest = self.checkpoints.newest(warn=False)
         if newest is not None:
-            self._compare_rounds(newest.round)
+            self._compare_rounds(newest)
 
-    def _compare_rounds(self, round_: int) -> None:
-        if known := self.label(round_)["rounds"]:
+    def _compare_rounds(self, checkpoint: Checkpoint) -> None:
+        if known := self.label(checkpoint)["rounds"]:
             manifest.compare_start(self.rounds, *known)
 
     def check_ahead(self, round_: int, finished: int) -> None:

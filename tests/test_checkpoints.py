@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import server.checkpoints
 from mechanisms import durable
 from server import paid, sealed_json
 from server.checkpoints import Checkpoint, Checkpoints
@@ -139,6 +140,19 @@ def test_a_checkpoint_that_the_disk_does_not_give_is_no_damage(tmp_path, monkeyp
     (tmp_path / "manifest.json").write_bytes(sealed_json.dumps({"ledger": {}}))
     with pytest.raises(OSError, match="round-000002"):
         paid.known(tmp_path)
+
+
+def test_a_run_that_goes_on_meanwhile_has_a_newest_checkpoint(tmp_path, monkeypatch):
+    """Those that had been listed were gone when they were read, and the run had none."""
+    checkpoints, later, real = saved(tmp_path, 2, keep=2), [3, 4], server.checkpoints.read
+
+    def goes_on(label: Path) -> Checkpoint:
+        while later:
+            checkpoints.save(checkpoint(later.pop(0)), {})
+        return real(label)
+
+    monkeypatch.setattr(server.checkpoints, "read", goes_on)
+    assert same(checkpoints.newest(), checkpoint(4))
 
 
 @pytest.mark.parametrize("damaged", [1, 2, 3])

@@ -20,8 +20,8 @@ from safetensors.numpy import save
 from client import tensors
 from mechanisms.accounting import ledger
 from mechanisms.accounting.accountant import epsilon
-from server import loop, orders, paid, sealed_json
-from server.checkpoints import Checkpoints
+from server import checkpoints, loop, orders, paid, sealed_json
+from server.checkpoints import Checkpoint, Checkpoints
 from server.manifest import run_of
 from server.records import RoundRecord, read_rounds
 from server.store import Store
@@ -31,6 +31,7 @@ from sim.commands.guard import main_guard
 from sim.engines.start import train
 from sim.job import manifest
 from sim.library.result import Result
+from sim.library.whole import look
 from sim.run import command
 from sim.showing.audit import Audit
 from tests.crashing import Killed, Noting
@@ -907,6 +908,32 @@ def test_a_run_that_goes_on_while_it_is_priced_has_its_checkpoints(run, monkeypa
     Store(run, 2).check_unfinished()
     with pytest.raises(ValueError, match=r"rounds\.jsonl tells of 6 rounds, of which .* most 3"):
         Store(run, 2).check_unfinished()
+
+
+def test_a_checkpoint_that_was_read_may_be_removed(run, monkeypatch):
+    """Its label was read anew, after two rounds of a run that went on: no such file."""
+    real = Checkpoints.newest
+
+    def goes_on(self: Checkpoints, warn: bool = True) -> Checkpoint | None:
+        found = real(self, warn)
+        shutil.rmtree(run / "checkpoints")
+        return found
+
+    monkeypatch.setattr(Checkpoints, "newest", goes_on)
+    Store(run, 2).check_rounds()
+
+
+def test_a_run_that_goes_on_while_it_is_checked_is_whole(run, monkeypatch):
+    """A checkpoint that was too old by the time that it was looked at was missing."""
+    real = checkpoints.read
+
+    def goes_on(label: Path) -> Checkpoint:
+        for path in run.glob("checkpoints/round-000001.*"):
+            path.unlink()
+        return real(label)
+
+    monkeypatch.setattr(checkpoints, "read", goes_on)
+    assert look(run)["whole"]
 
 
 def test_a_phase_s_result_knows_what_was_paid_for_it(in_phases, tmp_path, capsys):

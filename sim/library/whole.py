@@ -2,7 +2,7 @@
 
 import itertools
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,37 +23,52 @@ WHOLE, MISSING, OLDER, NEWER, DAMAGED = "whole", "missing", "older", "newer", "d
 AHEAD = "of a round that no checkpoint knows: --resume repeats it"
 Check = tuple[Path, Callable[[], object]]
 """A file, and what raises unless it is whole."""
+Row = dict[str, str]
+"""A file's name, its state, and a detail."""
 
 
 def look(run_dir: Path) -> dict[str, Any]:
     """The state of each file, and whether nothing is missing, older or damaged.
 
     A file is newer if a run died in the middle of a round; it loses nothing. Clients' states of
-    earlier rounds, which nobody will read, are left out.
+    earlier rounds, which nobody will read, are left out. What is not whole is looked at again, as a
+    run that goes on removes old files meanwhile.
 
     Raises:
         ValueError: it is no run directory.
     """
     if not any((run_dir / name).is_file() for name in (manifest.FILE, *manifest.FIXED)):
         raise ValueError(f"--check = {run_dir} is no run directory: give the folder a run printed")
+    rows, faults = _rows(run_dir), list[Row]()
+    while (now := _faults(rows)) != faults:
+        faults, rows = now, _rows(run_dir)
+    return {"whole": not faults, "files": rows}
+
+
+def _rows(run_dir: Path) -> list[Row]:
+    """The state of each file."""
     stores = [Store(path.parent, 2, run_dir / "ledger") for path in _checkpoint_folders(run_dir)]
     checks = itertools.chain(_fixed(run_dir), _ledger(run_dir), *map(_rounds, stores))
-    rows: dict[Path, dict[str, str]] = {}
+    rows: dict[Path, Row] = {}
     for path, check in checks:  # the records of rounds are known to checkpoint and summary
         if rows.get(path, {"state": WHOLE})["state"] == WHOLE:
             rows[path] = _row(run_dir, path, check)
     for path in itertools.chain(*map(_ahead, stores)):
         row = _row(run_dir, path, partial(tensors.read, path))
         rows[path] = row if row["state"] == DAMAGED else row | {"state": NEWER, "detail": AHEAD}
-    whole = all(row["state"] in (WHOLE, NEWER) for row in rows.values())
+    whole = not _faults(rows.values())
     for path, check in _together(run_dir, stores[0]) if whole else ():  # or it is told twice
         if (row := _row(run_dir, path, check))["state"] != WHOLE:
-            whole, rows[path] = False, row
+            rows[path] = row
             break
-    return {"whole": whole, "files": list(rows.values())}
+    return list(rows.values())
 
 
-def _row(run_dir: Path, path: Path, check: Callable[[], object]) -> dict[str, str]:
+def _faults(rows: Iterable[Row]) -> list[Row]:
+    return [row for row in rows if row["state"] not in (WHOLE, NEWER)]
+
+
+def _row(run_dir: Path, path: Path, check: Callable[[], object]) -> Row:
     state = WHOLE
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
@@ -133,14 +148,14 @@ def _rounds(store: Store) -> Iterator[Check]:
         yield label, partial(_checkpoint, store, label)
     newest = store.checkpoints.newest(warn=False)
     if newest is not None:
-        yield from _named(store.folder, store.checkpoints.beside(newest.round)["files"])
+        yield from _named(store.folder, newest.label["files"])
         yield store.rounds, store.check_rounds
     for path in sorted(store.folder.glob("uploads/*.safetensors")):
         yield path, partial(store.uploads.read, path)
 
 
 def _checkpoint(store: Store, label: Path) -> None:
-    store.label(checkpoints.read(label).round)
+    store.label(checkpoints.read(label))
 
 
 def _together(run_dir: Path, training: Store) -> Iterator[Check]:
