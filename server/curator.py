@@ -24,6 +24,7 @@ from mechanisms.grid import PART
 from mechanisms.plan import PlanTable
 from mechanisms.randomness import SERVER, Draws, draws_of, generator, seed_key
 from mechanisms.sampling import threshold
+from server import manifest
 
 LEDGER = "server.jsonl"
 """The server's file in the folder of ledgers."""
@@ -59,6 +60,7 @@ class Curator:
 
     @functools.cached_property
     def _ledger(self) -> Ledger:
+        manifest.check_there(self.path.parent)
         return Ledger(self.path)
 
     @functools.cached_property

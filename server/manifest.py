@@ -100,3 +100,16 @@ def compare_start(file: Path, size: int | None, expected: str, remedy: str = REM
     if not file.is_file() or digest(file, size) != expected:
         state = "has been changed" if file.is_file() else "is missing"
         raise ValueError(f"{file} {state}: {remedy}")
+
+
+def check_there(ledger: Path) -> None:
+    """Refuse to go on without the folder of a run's ledger: a new one would lack what was charged.
+
+    Raises:
+        ValueError: it is gone.
+    """
+    if not ledger.is_dir():
+        raise ValueError(
+            f"{ledger.parent} was moved or removed while the run went on: resume the run where it "
+            "is now, or start a new one"
+        )

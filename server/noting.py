@@ -9,6 +9,7 @@ from client.messages import TrainRequest, Upload
 from client.purse import round_payments
 from mechanisms.accounting.ledger import Ledger
 from mechanisms.plan import PlanTable
+from server import manifest
 from server.federation import Exchange
 
 
@@ -23,7 +24,11 @@ def noting(exchange: Exchange, paths: Mapping[int, Path], plans: PlanTable) -> E
         paths: the ledger file of each group, in the server's run directory.
         plans: the clients' plans.
     """
-    ledger_of = functools.cache(lambda group: Ledger(paths[group]))
+
+    @functools.cache
+    def ledger_of(group: int) -> Ledger:
+        manifest.check_there(paths[group].parent)
+        return Ledger(paths[group])
 
     def noted(requests: Sequence[TrainRequest]) -> Iterator[Upload]:
         names = {one.group: one.release for one in requests}

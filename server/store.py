@@ -51,11 +51,7 @@ class Store:
         Raises:
             ValueError: the run directory is gone.
         """
-        if not self.ledger.is_dir():
-            raise ValueError(
-                f"{self.ledger.parent} was moved or removed while the run went on: resume the run "
-                "where it is now, or start a new one"
-            )
+        manifest.check_there(self.ledger)
         durable.append(self.rounds, (json.dumps(record.to_json()) + "\n").encode())
 
     def save(self, checkpoint: Checkpoint) -> None:

@@ -3,6 +3,7 @@
 The run is a release of the real command that died in its third round, with its charges on the disk.
 """
 
+import itertools
 import json
 import linecache
 import os
@@ -747,21 +748,34 @@ def test_a_model_of_an_earlier_round_is_told(run):
         Result(run).model()
 
 
-def test_a_run_that_is_moved_while_it_goes_on_leaves_nothing_where_it_was(whole, tmp_path):
-    """A folder with one line was left there, and the ledger was said to be put back."""
+MOVED = {
+    "at the end of a round": (Store, "append", 2, FLAGS),
+    "before the first request": (loop, "_train", 1, FLAGS),
+    "before the first request, trusting": (
+        *(loop, "_train", 1),
+        FLAGS.replace("--keep-state --momentum=0.5", "--trust=server"),
+    ),
+}
+
+
+@pytest.mark.parametrize("moment", MOVED)
+def test_a_run_that_is_moved_while_it_goes_on_leaves_nothing_where_it_was(whole, tmp_path, moment):
+    """A folder with one line was left there, or a round that was charged there alone, and the
+    ledger was said to be put back."""
     shutil.copy(whole[0] / "data.npz", tmp_path)
     run, moved = tmp_path / "runs" / "run", tmp_path / "elsewhere"
-    store = Store.append
+    where, name, call, flags = MOVED[moment]
+    real, calls = getattr(where, name), itertools.count(1)
 
-    def moving(self: Store, record: RoundRecord) -> None:
-        if record.round == 2:
+    def moving(*given):
+        if next(calls) == call:
             run.rename(moved)
-        store(self, record)
+        return real(*given)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Store, "append", moving)
+        patch.setattr(where, name, moving)
         with pytest.raises(ValueError, match=f"{run} was moved or removed .* where it is now"):
-            start(tmp_path)
+            start(tmp_path, flags=flags)
     assert not run.exists()
     train(parse([f"--resume={moved}"], "run", ""))
     assert Result(moved).finished

@@ -10,7 +10,7 @@ from client.messages import Answering
 from mechanisms.accounting.accountant import Charges
 from mechanisms.mechanism import Mechanism
 from mechanisms.plan import PlanTable, merge, planned
-from server import loop, paid
+from server import loop, manifest, paid
 from server.federation import Exchange
 from server.orders import Paid
 from server.store import Store
@@ -118,21 +118,29 @@ def present(job: Job, run_dir: Path) -> Job:
 class Host:
     """The nodes of one process, created on first use and dropped when the next phase begins.
 
-    Clients train by ``mechanism``, or by the configuration's.
+    Clients train by ``mechanism``, or by the configuration's. A run directory has a ledger from the
+    beginning; a node's own folder gets one with its first charge.
     """
 
     def __init__(self, job: Job, run_dir: Path, mechanism: Mechanism | None = None):
         self._job, self._run_dir, self._phase, self._now = job, run_dir, "", job
+        self._has_begun = (run_dir / "ledger").is_dir()
         self._nodes: dict[int, Answering] = {}
         builders = {phase.name: phase.node for phase in PHASES}
         self._builders = builders | {TRAIN: functools.partial(training.node, mechanism=mechanism)}
 
     def node(self, group: int, phase: str) -> Answering:
-        """The node of a group."""
+        """The node of a group.
+
+        Raises:
+            ValueError: the run has begun, and its directory is gone.
+        """
         if phase != self._phase:
             self._nodes, self._phase = {}, phase
             self._now = present(self._job, self._run_dir)
         if group not in self._nodes:
+            if self._has_begun:
+                manifest.check_there(self._run_dir / "ledger")
             self._nodes[group] = self._builders[phase](self._now, group, self._run_dir)
         return self._nodes[group]
 
