@@ -56,7 +56,8 @@ def check_rounds(run_dir: Path) -> None:
     for path, one in written:
         took_part = 1 if one.participants is None else one.participants
         have_paid = paid.get(one.round, 0)
-        if one.epsilon_certified_max and have_paid < took_part:
+        costs = one.epsilon_certified_max or one.epsilon_published_max  # the first may be infinite
+        if costs and have_paid < took_part:
             raise ledger.Older(
                 f"{run_dir / 'ledger'} has charges of {have_paid} clients in round {one.round}, "
                 f"but {path} tells of {took_part}: {manifest.REMEDY}"

@@ -968,12 +968,14 @@ def test_a_run_inside_another_one_is_nothing_to_it(run, whole, capsys):
     assert ASKS["ledger"](run) == ASKS["resume"](run) == before[0] == 0
 
 
-def test_rounds_of_earlier_phases_are_compared_with_the_ledger_too(finished):
-    """Kills records of rounds that are looked for in training alone."""
+@pytest.mark.parametrize("proved", [1.0, None])
+def test_rounds_of_earlier_phases_are_compared_with_the_ledger_too(finished, proved):
+    """Kills records of rounds that are looked for in training alone. Those of a mechanism of which
+    nothing is proved were not compared, and without its ledger it cost nothing."""
     paid.check_rounds(finished)
     (finished / "earlier").mkdir()
     line = RoundRecord.from_json(json.loads(lines_of(finished / ROUNDS)[0]))
-    told = json.dumps(line.to_json() | {"participants": 5})
+    told = json.dumps(line.to_json() | {"participants": 5, "epsilon_certified_max": proved})
     (finished / "earlier" / ROUNDS).write_text(told + "\n")
     with pytest.raises(ledger.Older, match=r"charges of 4 .*earlier/rounds\.jsonl tells of 5"):
         paid.check_rounds(finished)
