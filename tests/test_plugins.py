@@ -5,12 +5,15 @@ is written."""
 import json
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 import sim
+from mechanisms import dpsgd, own, plugins
 from mechanisms.accounting import ledger
 from mechanisms.accounting.events import Gaussian, SampledGaussian
 from mechanisms.accounting.known import check_known
@@ -24,6 +27,9 @@ from sim.engines.start import train
 from sim.job import manifest
 from sim.phases.build import build
 from sim.run import command
+from strategies import trial
+from strategies.fedavg import fedavg
+from strategies.settings import Aggregation
 from tests.folders import model
 
 MODULE = """
@@ -106,8 +112,18 @@ class Twice(dpsgd.DpsgdPlan):
         return super().round_charges(nth) if nth <= 2 else {}
 
 
+class Unhashed(dpsgd.DpsgdPlan):
+    __hash__ = None
+
+
 def moved(state, after):
     return replace(after, params=state.params.copy_(after.params))
+
+
+def counted(cohort, state):
+    after = PLAIN.step(cohort, state)
+    state.taken.add_(1)
+    return after
 
 
 def relabelled(cohort, state):
@@ -123,12 +139,15 @@ CHEAP, UNHEARD, FREE = charging(Cheap), charging(Unheard), charging(None)
 FALSE_PLAN = replace(PLAIN, plan=lambda terms, noise: None)
 FAILING_PLAN = replace(PLAIN, plan=lambda terms, noise: terms.own["beta"])
 FALSE_SETTINGS = replace(PLAIN, settings=dict)
+UNHASHED = replace(PLAIN, plan=lambda terms, noise: Unhashed(**vars(PLAIN.plan(terms, noise))))
 UNCALIBRATED = replace(PLAIN, calibrate=lambda plan_of, terms: [])
 DEAR = replace(PLAIN, calibrate=lambda plan_of, terms: [plan_of(one, 0.1) for one in terms])
 BAD_START = replace(PLAIN, start=lambda cohort, params: params)
 BAD_STEP = replace(PLAIN, step=lambda cohort, state: state.remembered)
 BAD_SHAPE = replace(PLAIN, step=lambda cohort, state: replace(state, params=state.params[:, 1:]))
 IN_PLACE = replace(PLAIN, step=lambda cohort, state: moved(state, PLAIN.step(cohort, state)))
+COUNTING = replace(PLAIN, step=counted)
+FAILING_ACTIVE = replace(PLAIN, active=lambda cohort, state: state.pace < 1)
 BAD_ACTIVE = replace(PLAIN, active=lambda cohort, state: state.taken[:1] < 1)
 MORE_STEPS = replace(PLAIN, active=lambda cohort, state: state.taken < 3)
 ENDLESS = replace(
@@ -188,6 +207,8 @@ def adding(weights, in_place):
 
 def decaying(weights, in_place):
     def guide(around):
+        (around.start if in_place else around.start.clone()).zero_()
+
         def guided(params, gradient):
             return gradient + (params if in_place else params.clone()).mul_(0.5)
 
@@ -237,6 +258,10 @@ def forgetful(weights):
         return {}, (params + state["rate"] * update).astype(np.float32)
 
     return Strategy(weights, lambda params: {"rate": np.ones(1)}, aggregate)
+
+
+def leaving(weights):
+    raise SystemExit(0)
 
 
 def needy(weights, other):
@@ -293,6 +318,7 @@ def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.delitem(sys.modules, "mine", raising=False)
     path = tmp_path / "mine.py"
     path.write_text(MODULE)
+    (tmp_path / "leaves.py").write_text("raise SystemExit(0)")
     yield path
     sys.modules.pop("mine", None)
 
@@ -412,6 +438,7 @@ def test_a_run_is_not_resumed_with_other_code(mine, changed):
 REFUSED = [
     ("--mechanism mine:ABSENT", "mechanism = 'mine:ABSENT': module 'mine' has no 'ABSENT': name a"),
     ("--mechanism absent:M", "mechanism = 'absent:M': module 'absent' cannot be imported"),
+    ("--mechanism leaves:M", "'leaves' cannot be imported (SystemExit: 0): correct what the mod"),
     ("--mechanism mine:NUMBER", "mechanism = 'mine:NUMBER' is a int: name a mechanisms.mechanism"),
     ("--mechanism mine:BARE", "mechanism = 'mine:BARE' is not private, as only --mechanism none"),
     ("--mechanism mine:CHEAP", "is a Cheap, which no ledger knows: charge events of mechanisms/"),
@@ -423,12 +450,13 @@ REFUSED = [
     ("--mechanism mine:ONCE --rounds 3", "would be proved (round 2: {}): return in round_charges"),
     ("--mechanism mine:LARGE --noise-multiplier 1", "would be proved (round 1: {}): return in"),
     ("--mechanism mine:OTHERS", "mechanism = 'mine:OTHERS' charges nothing for a round"),
-    ("--mechanism mine:TWICE --rounds 4 --fraction 0.5", "would be proved (round 3: {}): return"),
+    ("--mechanism mine:TWICE --rounds 3 --fraction 0.5", "would be proved (round 3: {}): return"),
     (
         "--mechanism mine:FALSE_PLAN",
         "fails (TypeError: its plan is a NoneType, without steps or ch",
     ),
     ("--mechanism mine:FAILING_PLAN", "FAILING_PLAN' fails (TypeError: 'NoneType' object is not s"),
+    ("--mechanism mine:UNHASHED", "UNHASHED' fails (TypeError: unhashable type: 'Unhashed'): corr"),
     ("--mechanism mine:FALSE_SETTINGS", "has settings = <class 'dict'>: name a subclass of mechan"),
     ("--mechanism mine:UNCALIBRATED", "fails (TypeError: it calibrates 0 plans for 1 terms): corr"),
     ("--mechanism mine:DEAR", "epsilon = 8 is too small for a single round, which costs "),
@@ -463,6 +491,7 @@ REFUSED = [
         "add up to 499999995, which must",
     ),
     ("--strategy mine:tabled", "strategy = 'mine:tabled' fails (IndexError: index 366 is out of"),
+    ("--strategy mine:leaving", "strategy = 'mine:leaving' fails (SystemExit: 0): correct it"),
     ("--strategy mine:needy", "it needs other, and is given no more than those of weights that"),
     ("--strategy mine:forgetful", "mine:forgetful' fails (KeyError: 'rate'): correct it"),
     ("--strategy mine:slow --strategy-settings b=1", "with strategy_settings = {'b': 1} fails (Ty"),
@@ -518,7 +547,8 @@ def test_clients_at_work_keep_their_model_whatever_a_strategy_writes_into():
 
 @pytest.mark.usefixtures("no_report")
 def test_a_guide_may_write_into_the_parameters_that_it_is_given():
-    """Those of a client alone were the server's model, from which its update is taken."""
+    """Those of a client alone were the server's model, from which its update is taken; and so is
+    the round's start."""
     own = ["--strategy", "mine:decaying", "--chunk-clients", "1"]
     given = [f"in_place = {value}" for value in ("false", "true")]
     kept, written = (run(one[-4:], *own, "--strategy-settings", one) for one in given)
@@ -533,6 +563,8 @@ def test_a_guide_may_write_into_the_parameters_that_it_is_given():
         ("BAD_STEP", "fails (AttributeError: 'LocalState' object has no attribute 'remembered'): "),
         ("BAD_SHAPE", "fails (TypeError: it returns params of shape (1, 649), not (1, 650)): corr"),
         ("IN_PLACE", "fails (TypeError: it writes into its state or the records, and must return"),
+        ("COUNTING", "fails (TypeError: it writes into its state or the records, and must return"),
+        ("FAILING_ACTIVE", "fails (AttributeError: 'LocalState' object has no attribute 'pace'): "),
         ("HALVING", "fails (TypeError: it writes into its state or the records, and must return"),
         ("RELABELLING", "fails (TypeError: it writes into its state or the records, and must ret"),
         ("BAD_METRIC", "fails (TypeError: metric 'size' is (), not a tensor of shape (1,)): corr"),
@@ -547,6 +579,27 @@ def test_a_mechanism_that_fails_in_its_first_step_costs_nothing(tmp_path, capsys
     error = capsys.readouterr().err
     assert error.startswith(f"error: mechanism = 'mine:{name}' {said}") and error.count("\n") == 1
     assert not list(tmp_path.glob("runs/*"))
+
+
+@pytest.mark.parametrize("full", [MemoryError("8 GB"), torch.OutOfMemoryError("8 GB")])
+def test_who_runs_out_of_memory_is_not_told_to_correct_code(full):
+    """But what to do about that, with the exit code of a machine that fails."""
+
+    def fails(*given):
+        raise full
+
+    plan = own.checked("mine", replace(dpsgd.MECHANISM, plan=fails)).plan
+    with pytest.raises(type(full), match=r"^8 GB$"):
+        plan(None, 1.0)
+    if isinstance(full, MemoryError):
+        with pytest.raises(MemoryError, match=r"^8 GB$"):
+            trial.check("mine", replace(fedavg(Aggregation()), aggregate=fails), 2)
+
+
+def test_the_code_of_a_function_is_that_of_the_module_that_defines_it(mine):
+    """Kills a digest of the module that has imported it, which stays as it is."""
+    Path("importing.py").write_text("from mine import slow\n")
+    assert plugins.source("importing:slow") == mine.read_text()
 
 
 @pytest.mark.usefixtures("no_report")
