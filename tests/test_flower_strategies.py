@@ -1,6 +1,7 @@
 """Flower's strategies as ours: every one of them is run or refused, gives what Flower gives and
 what the literature says, goes on after a crash, and sees nothing that clients have not released."""
 
+import gc
 import itertools
 import json
 import logging
@@ -337,6 +338,17 @@ def test_flower_s_generator_and_logs_are_left_alone(caplog):
         and not caplog.records
         and logging.getLogger("flwr").level == level
     )
+
+
+def test_what_a_program_has_frozen_stays_so(monkeypatch):
+    """Kills a process of Ray's, say, whose collections take long from then on."""
+    monkeypatch.setattr(app, "_frozen_before", lambda: True)
+    gc.freeze()
+    try:
+        path(named("FedAdam"))
+        assert gc.get_freeze_count() > 0
+    finally:
+        gc.unfreeze()
 
 
 def test_a_strategy_sees_as_many_nodes_as_it_waits_for():

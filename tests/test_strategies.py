@@ -26,13 +26,13 @@ from tests.small import OWNED, cohort, model, start
 from tests.test_loop import World, outcome
 
 
-def test_a_state_of_texts_is_refused_before_a_run():
-    """No checkpoint can hold it."""
+@pytest.mark.parametrize("kind", [str, np.longdouble])
+def test_a_state_that_no_checkpoint_can_hold_is_refused_before_a_run(kind):
     plain = fedavg.fedavg(Aggregation())
-    texts = replace(plain, init=lambda params: {"velocity": np.array(["x"])})
-    texts = replace(texts, aggregate=lambda state, params, mean: (state, params))
+    other = replace(plain, init=lambda params: {"velocity": np.zeros(1, kind)})
+    other = replace(other, aggregate=lambda state, params, mean: (state, params))
     with pytest.raises(ValueError, match="a dictionary of NumPy arrays of numbers"):
-        trial.check("mine", texts, 3)
+        trial.check("mine", other, 3)
     trial.check("plain", plain, 3)
 
 
