@@ -78,6 +78,7 @@ MIXES = {
     "flat": lambda m, h: h.view(-1).cumsum(0).view(-1, WIDTH),
     "records folded": lambda m, h: h.reshape(1, -1).roll(1, 1).reshape(-1, WIDTH),
     "records by their width": lambda m, h: h.reshape(WIDTH, -1).cumsum(1).reshape(-1, WIDTH),
+    "records by their number": lambda m, h: h.view(-1, h.size(0)).cumsum(1).view(-1, WIDTH),
     "neighbour": lambda m, h: torch.cat([h[1:], h[:1]]),
     "rolled": lambda m, h: h.roll(1, 0),
     "rolled flat": lambda m, h: h.roll(1),
@@ -95,6 +96,7 @@ MIXES = {
     "batch statistics": lambda m, h: F.batch_norm(h, None, None, training=True),
     "sequence layer norm": lambda m, h: F.layer_norm(h.unsqueeze(0), (3, WIDTH)).squeeze(0),
     "squeezed": lambda m, h: h.squeeze() - h.squeeze().sum(0),
+    "squeezed by the records": lambda m, h: h.squeeze(0),
     "distances": lambda m, h: torch.cdist(h, h) @ h,
     "records as channels": lambda m, h: F.conv1d(h, m.table.view(3, 3, 1)),
     "pooled over records": lambda m, h: F.avg_pool1d(h.T, 2, 1, 1)[:, :-1].T,
@@ -208,6 +210,14 @@ def test_a_layer_that_takes_the_records_for_something_else_reaches_from_record_t
     if name in ("LSTM", "GRU"):
         times_first = type(layer)(3, 3)
         assert not together(Arranged(times_first, lambda x: x, output), (3, 3))
+
+
+@pytest.mark.parametrize("option", [{}, {"scale_grad_by_freq": True}])
+def test_an_embedding_that_counts_the_words_of_its_batch_is_not_computed_together(option) -> None:
+    """Its gradient for a word is divided by how often all records have it."""
+    layer = nn.Embedding(7, 3, **option)
+    module = Arranged(layer, lambda x: x.long(), lambda out: out.flatten(1))
+    assert together(module) == (not option)
 
 
 def test_a_layer_whose_forward_was_replaced_is_not_that_layer() -> None:
