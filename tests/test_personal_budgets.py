@@ -166,6 +166,7 @@ FILES = {
     "word.csv": "client,epsilon\n0,1\n1,much\n2,2\n",
     "short.csv": "client,epsilon\n0,1\n1\n2,2\n",
     "few.csv": "client,epsilon\n0,1\n2,2\n",
+    "quoted.csv": 'client,epsilon\n0,1\n1,"1"2\n2,2\n',
     "head.csv": "id,epsilon\n0,1\n1,2\n2,2\n",
     "empty.csv": "",
     "bytes.csv": b"client,epsilon\n\xff\xfe\n",
@@ -203,6 +204,7 @@ FAULTS = {
     "word.csv": ["epsilon of client 1 is 'much'"],
     "short.csv": ["epsilon of client 1 is ''"],
     "few.csv": ["lacks the clients 1 of 3"],
+    "quoted.csv": ["quoted.csv: ',' expected after"],
     "head.csv": ["head.csv", "columns client and epsilon"],
     "empty.csv": ["columns client and epsilon"],
     "bytes.csv": ["bytes.csv", "utf-8"],
@@ -221,6 +223,13 @@ def test_bad_budgets_are_one_line_and_leave_nothing(tmp_path, capsys, monkeypatc
     said = refusal(capsys, run.command, [*ARGV, f"--budgets={text}", "--out=runs"])
     assert [part for part in FAULTS[text] if part not in said] == [] and "budgets" in said
     assert not list(tmp_path.glob("runs/*"))
+
+
+@pytest.mark.parametrize("text", ["a=1@0-1", "a=1@0-1,b=2@1-2"])
+def test_budgets_that_a_configuration_holds_are_of_each_client_too(text):
+    """As one that was edited, or is a Flower server's: a client without a budget had any."""
+    with pytest.raises(ValueError, match=r"budgets (lacks|has) the clients"):
+        personal.of_clients(Privacy(epsilon=None, budgets=text), 3)
 
 
 @pytest.mark.parametrize(
