@@ -146,6 +146,7 @@ CHARGES: dict[str, dict[Event, int]] = {
     "shared": {VisibleChoice(0.3, 4.0): 1, RandomizedResponse(0.3): 1},
     "tested": {VISIBLE: 20},
     "hidden": {SELECTIVE: 10, TrialCap(0.2, 80): 10},
+    "hidden beside Gaussians": {SELECTIVE: 10, TrialCap(0.2, 70): 10, Gaussian(4.0): 40},
     "passes": {Gaussian(4.0): 1, PartialPass(0.3, 4.0): 1},
     "adaptive": {Allotment(6.0, 0.05, 4): 2},
 }
@@ -272,6 +273,13 @@ def test_a_bad_group_is_one_clear_line_and_status_2(capsys, tmp_path, arguments,
     assert main_guard(command, [*arguments.split(), last]) == 2
     err = capsys.readouterr().err
     assert err.count("\n") == 1 and all(word in err for word in words.split())
+
+
+def test_records_of_a_person_are_not_counted_where_clients_are_protected(capsys, tmp_path):
+    folder = make_run(tmp_path, CONFIG.replace("delta", 'unit = "client"\ndelta'))
+    vouch(tmp_path, finished=True)
+    assert main_guard(command, ["--ledger", str(folder), "--group", "2"]) == 2
+    assert "protects each client with all of its records: drop --group" in capsys.readouterr().err
 
 
 def test_the_report_and_python_have_epsilons_of_several_records(tmp_path):
