@@ -345,10 +345,13 @@ def test_a_configuration_is_frozen():
 
 
 def test_a_delta_that_lets_one_record_be_published_is_said_or_refused():
-    """One over the number of records is the first such. Kills a bound off by one, a check that is
-    made without privacy, and strictness that is read and not used."""
+    """One over the number of records, or of clients, is the first such. Kills a bound off by one, a
+    check that is made without privacy, and strictness that is read and not used."""
     with pytest.warns(UserWarning, match=r"delta = 0\.01 is not below 1 / 100 records"):
         check_delta(load(None, {"delta": 0.01}), 100)
+    clients = {"delta": 0.01, "unit": "client", "trust": "server", "clients": 100}
+    with pytest.warns(UserWarning, match=r"delta = 0\.01 is not below 1 / 100 clients"):
+        check_delta(load(None, clients), 1000)
     with pytest.raises(ValueError, match="lower --delta"):
         check_delta(load(None, {"delta": 0.01, "strict_delta": True}), 100)
     with warnings.catch_warnings():

@@ -71,6 +71,11 @@ def test_digits_need_no_files() -> None:
     assert np.bincount(digits.y_test).tolist() == [25, 36, 42, 29, 46, 37, 21, 50, 41, 33]
 
 
+def test_a_loss_of_numbers_is_refused_for_classes() -> None:
+    with pytest.raises(ValueError, match="loss is squared-error, but digits has classes: leave"):
+        load("digits", settings=Data(loss="squared-error"))
+
+
 def test_digits_are_scikit_learns() -> None:
     """Kills rows or columns in another order, in the file that is read without the package."""
     scans, digits = load_digits(), load("digits")

@@ -332,6 +332,7 @@ def test_a_table_may_have_tabs_quotes_and_a_byte_order_mark(tmp_path):
 
 
 def test_a_parquet_table_is_the_same_as_in_text(tmp_path):
+    """Also if its texts are codes of a dictionary, as pandas writes categories."""
     pyarrow = pytest.importorskip("pyarrow", reason="the extra [tables] is not installed")
     from pyarrow import csv, parquet
 
@@ -341,6 +342,9 @@ def test_a_parquet_table_is_the_same_as_in_text(tmp_path):
     ours, theirs = (read(str(tmp_path / name), **settings) for name in ("t.csv", "t.parquet"))
     for name in ("x", "y", "x_test", "y_test", "owner"):
         assert np.array_equal(getattr(ours, name), getattr(theirs, name)), name
+    coded = content.set_column(2, "kind", content["kind"].dictionary_encode())
+    parquet.write_table(coded, tmp_path / "t.parquet")
+    assert np.array_equal(read(str(tmp_path / "t.parquet"), **settings).x, ours.x)
     missing = content.set_column(1, "age", pyarrow.array([1, 2, None, 4, 5, 6]))
     parquet.write_table(missing, tmp_path / "t.parquet")
     with pytest.raises(ValueError, match="row 4, column 'age': None is a missing value"):
