@@ -489,7 +489,8 @@ def picture(path: Path, value: int, size: tuple[int, int] = (4, 3), mode: str = 
 def test_a_folder_of_images_has_a_folder_for_each_class(tmp_path):
     for number in range(6):
         picture(tmp_path / ("cat", "dog")[number % 2] / f"{number}.png", 40 * number)
-    (tmp_path / ".hidden").write_text("")
+    (tmp_path / ".hidden").mkdir()
+    (tmp_path / "cat" / ".DS_Store").write_text("")
     x, y, found = whole(str(tmp_path))
     assert x.shape == (6, 1, 3, 4) and found.classes == 2 and found.owner is None
     assert y.tolist() == [0, 0, 0, 1, 1, 1]
@@ -606,6 +607,12 @@ def test_leaf_s_users_are_clients(tmp_path):
     ]
     (tmp_path / "train" / "bad.json").write_text('{"users": ["u"], "user_data": {}}')
     with pytest.raises(ValueError, match=r"bad.json is not of LEAF's layout \(KeyError: 'u'\)"):
+        read(str(tmp_path))
+    apart = {"v": {"x": [[1] * 784], "y": [0, 1]}, "w": {"x": [[2] * 784] * 2, "y": [1]}}
+    (tmp_path / "train" / "bad.json").write_text(
+        json.dumps({"users": [*apart], "user_data": apart})
+    )
+    with pytest.raises(ValueError, match=r"LEAF's layout \(ValueError: 1 records and 2 labels\)"):
         read(str(tmp_path))
     (tmp_path / "train" / "bad.json").write_text("[" * 5000)
     with pytest.raises(ValueError, match=r"bad.json is not of LEAF's layout \(RecursionError"):

@@ -213,6 +213,19 @@ def test_the_losss_gradient_is_followed(tmp_path):
     assert expected.norm() > 0.3
 
 
+def test_the_steps_of_a_round_gather_momentum(tmp_path):
+    """Of a loss whose gradient is the same everywhere. With next to no noise."""
+    module = nn.Linear(6, 1, bias=False)
+    nn.init.zeros_(module.weight)
+    own = {"batch_size": None, "steps": 3, "momentum": 0.9, "clip_norm": 8.0}
+    dp_of(tmp_path, epsilon=1e7, loss=lambda output, y: output[:, 0] * y, **own).fit(
+        module, X, Y.float()
+    )
+    expected = -(3 + 2 * 0.9 + 0.9**2) * (Y.float() @ X)[None] / 60
+    torch.testing.assert_close(module.weight.detach(), expected, rtol=0.0, atol=0.03)
+    assert expected.norm() > 0.5
+
+
 def test_unsuitable_modules_and_records_are_refused_unpaid(tmp_path):
     mixing = nn.Sequential(nn.Linear(6, 3), nn.BatchNorm1d(3))
     for module, y, said in (
