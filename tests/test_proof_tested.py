@@ -89,6 +89,18 @@ def test_a_law_that_is_less_does_not_hold():
     assert not covers.holds(law, noise, more)
 
 
+@pytest.mark.parametrize("turned", [False, True])
+def test_beyond_the_last_point_infinite_losses_alone_count(turned):
+    """A law's larger loss gives enough at that point, and less at others further out."""
+    noise = covers.Noise(0.1)
+    far = 3 * noise.last
+    law = covers.Atoms(noise.spacing, [-far, 0, far], [arb("0.1"), arb("0.85"), arb("0.01")])
+    rest = float(law.rests[int(turned)])
+    demand = covers.Demand(turned, [2 * noise.last], [0.99 * rest])
+    assert covers.holds(law, noise, demand)
+    assert not covers.holds(law, noise, demand._replace(values=[1.01 * rest]))
+
+
 def proved(charges: dict[Event, int], least: float) -> bool:
     """Whether what is printed is, and one test in all steps costs this share of it at least."""
     printed = accountant.epsilon(charges, 1e-5)
