@@ -1,5 +1,7 @@
 """Clients that are canaries send what the auditor has them send, through the run's own clipping."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -57,9 +59,11 @@ def test_canaries_are_clients_with_records_and_have_coordinates_of_their_own():
 
 
 def test_a_client_without_records_is_no_canary():
-    """Its first record would be somebody else's."""
-    found = canaries([True, True])
+    """Its first record would be somebody else's, such as the last one of all, a canary's."""
+    found = replace(canaries([True, True]), of_client=np.array([0, -1, -1, 1]))
+    assert OWNER[-1] == 3
     cohort = small.cohort([ContributionPlan(1.0, 1, 0.0, CLIP, "flat", 0.0, 1.0)] * 4)
-    assert found.in_(cohort).tolist() == [0, -1, 1, -1]
-    cohort.data.records[2] = np.empty(0, dtype=np.int64)
-    assert found.in_(cohort).tolist() == [0, -1, -1, -1]
+    assert found.in_(cohort).tolist() == [0, -1, -1, 1]
+    for client in (0, 2):
+        cohort.data.records[client] = np.empty(0, dtype=np.int64)
+    assert found.in_(cohort).tolist() == [-1, -1, -1, 1]
