@@ -25,6 +25,7 @@ from sim.config import caveats
 from sim.config.configuration import load
 from sim.engines.start import train
 from sim.job import manifest
+from sim.models.own import trying
 from sim.phases.build import build
 from sim.run import command
 from strategies import trial
@@ -591,6 +592,8 @@ def test_who_runs_out_of_memory_is_not_told_to_correct_code(full):
     plan = own.checked("mine", replace(dpsgd.MECHANISM, plan=fails)).plan
     with pytest.raises(type(full), match=r"^8 GB$"):
         plan(None, 1.0)
+    with pytest.raises(type(full), match=r"^8 GB$"), trying("mine:Model"):
+        raise full
     if isinstance(full, MemoryError):
         with pytest.raises(MemoryError, match=r"^8 GB$"):
             trial.check("mine", replace(fedavg(Aggregation()), aggregate=fails), 2)
