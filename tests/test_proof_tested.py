@@ -1,6 +1,8 @@
 """The second path's bounds on tested steps: the worst tests before a little noise, and laws that
 dominate them."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from flint import arb, ctx
@@ -99,6 +101,31 @@ def test_beyond_the_last_point_infinite_losses_alone_count(turned):
     demand = covers.Demand(turned, [2 * noise.last], [0.99 * rest])
     assert covers.holds(law, noise, demand)
     assert not covers.holds(law, noise, demand._replace(values=[1.01 * rest]))
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_beyond_the_losses_of_the_noise_a_law_has_none_of_its_smoothness(turned):
+    """R could move no loss so far: a law's loss at a point gives nothing there."""
+    noise = covers.Noise(0.1)
+    far = 2 * noise.last
+    law = covers.Atoms(noise.spacing, [-far, 0, far], [arb("0.1"), arb("0.85"), arb("0.01")])
+    rest = float(law.rests[int(turned)])
+    demand = covers.Demand(turned, [far, 2 * far], [0.99 * rest, 0.5 * rest])
+    assert covers.holds(law, noise, demand)
+    assert not covers.holds(law, noise, demand._replace(values=[1.01 * rest, 0.5 * rest]))
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_a_cover_holds_in_both_directions(turned, monkeypatch):
+    """Whatever was proposed. Kills a law that is checked in one of them."""
+    step = SimpleNamespace(worst=lambda deviation, turned: None)
+    monkeypatch.setattr(covers, "_demand", lambda *given: covers.Demand(given[-1], [], []))
+    monkeypatch.setattr(covers, "_losses", lambda *given: [])
+    monkeypatch.setattr(covers, "_proposed", lambda *given: given)
+    monkeypatch.setattr(covers, "holds", lambda law, noise, demand: demand.turned is turned)
+    assert covers.cover(step, 0.02, 2.0) is None
+    monkeypatch.setattr(covers, "holds", lambda *given: True)
+    assert covers.cover(step, 0.02, 2.0) is not None
 
 
 def proved(charges: dict[Event, int], least: float) -> bool:
