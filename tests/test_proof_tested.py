@@ -1,6 +1,7 @@
 """The second path's bounds on tested steps: the worst tests before a little noise, and laws that
 dominate them."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -113,6 +114,38 @@ def test_beyond_the_losses_of_the_noise_a_law_has_none_of_its_smoothness(turned)
     demand = covers.Demand(turned, [far, 2 * far], [0.99 * rest, 0.5 * rest])
     assert covers.holds(law, noise, demand)
     assert not covers.holds(law, noise, demand._replace(values=[1.01 * rest, 0.5 * rest]))
+
+
+def test_a_law_counts_what_has_infinite_losses_and_has_no_negative_masses():
+    """On either side: what the denominator alone has is below each loss. A proposal whose masses
+    could only be negative is dropped."""
+    law = covers.Atoms(0.1, [-10, 0, 10], [arb("0.1"), arb("0.8"), arb("0.05")])
+    ours, theirs = law.rests
+    low, high = law.below(arb(-100)), law.below(arb(100))
+    assert [float(one) for one in (*low, *high)] == pytest.approx(
+        [0.0, float(theirs), 1.0 - float(ours), 1.0]
+    )
+    assert covers._whole(0.1, [-10, 0, 10], [0.1, 0.8, 0.1]) is not None
+    assert covers._whole(0.1, [-10, 0, 10], [0.1, 1.2, 0.1]) is None
+
+
+@pytest.mark.parametrize("reach", [0.5, 8.5])
+def test_outcomes_have_all_of_both_distributions(reach, monkeypatch):
+    """Kills what lies beyond the outcomes that are told apart, and counts nowhere."""
+    monkeypatch.setattr(trials, "OUTCOME_REACH", reach)
+    found = trials.outcomes(laws.Sampled(0.2, 1.0), 0.2)
+    assert [side.sum() for side in found] == pytest.approx([1.0, 1.0], abs=1e-9)
+
+
+@pytest.mark.parametrize("accounting", ["visible", "selective"])
+def test_no_test_moves_the_mean_of_acceptance_by_more_than_is_looked_at(accounting):
+    """One that looks at its own batch alone: of a rejection if it is seen, else of acceptance."""
+    trial = trials.tested(replace(TOLD, accounting=accounting))
+    assert trial is not None
+    worst = trials.Worst(trial, 0.05, False)
+    means = worst.corners[:, :, 0]
+    kept = means if trial.hidden else 1.0 - means
+    assert 1.0 < max((kept[0] / kept[1]).max(), (kept[1] / kept[0]).max()) <= worst.reach
 
 
 @pytest.mark.parametrize("turned", [False, True])
