@@ -89,6 +89,24 @@ def test_a_ball_without_a_number_is_anything_from_0_to_infinity():
     assert proof.outward(arb(1), unknown) == (0.0, math.inf)
 
 
+@pytest.mark.parametrize("number", ["0.1", "0.3"])
+def test_bounds_are_floats_on_their_own_side(number):
+    """The nearest floats are above 0.1, and below 0.3."""
+    with ctx.workprec(proof.BITS):
+        low, high = proof.outward(arb(number), arb(number))
+        assert arb(low) < arb(number) < arb(high) and high == math.nextafter(low, math.inf)
+
+
+def test_what_may_be_overdrawn_is_not_proved(monkeypatch):
+    """Kills a release that counts as paid for, as nothing tells that it is not."""
+    charges = {events.Allotment(8.0, 1.0, 1): 1, events.Covered(events.Gaussian(2.0), 8.0): 1}
+    found = []
+    for most in (0.9, 1.1):
+        monkeypatch.setattr(proof, "divergence", lambda *given, most=most: arb(0.5).union(most))
+        found.append(proof.interval(charges, "1e-5", 8.0, 9.0)[1])
+    assert found[0] < found[1] == math.inf
+
+
 def test_every_kind_of_event_has_a_bound_of_its_own():
     assert EVENTS.keys() == events.KINDS.keys()
     assert all(event.kind == kind for kind, event in EVENTS.items())
