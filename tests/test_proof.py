@@ -43,6 +43,7 @@ EVENTS = {
 """One of each kind."""
 OTHERS = {
     "dpsur every trial": events.DpsurStep(0.1, 1.5, 0.05, 0.9, -1.0, "every-trial"),
+    "dpsur mostly accepted": events.DpsurStep(0.1, 1.5, 0.05, 0.9, 1.0, "every-trial"),
     "dpsur selective": events.DpsurStep(0.1, 1.5, 0.05, 0.9, -1.0, "selective"),
     "a batch of all records": events.FixedBatchGaussian(4, 4, 2.0),
     "dpsur of all records": events.DpsurStep(1.0, 3.0, 1.0, 2.0, -1.0, "visible"),
