@@ -98,7 +98,14 @@ RAISED = [
         "records, or a larger machine",
         MACHINE,
     ),
+    (
+        torch.OutOfMemoryError("on CUDA"),
+        "error: out of memory (on CUDA): use fewer --workers, a smaller --chunk-clients or fewer "
+        "records, or a larger machine",
+        MACHINE,
+    ),
     (KeyError("bug"), "error: KeyError: 'bug' (python -X dev shows where)", MACHINE),
+    (RuntimeError("bug"), "error: RuntimeError: bug (python -X dev shows where)", MACHINE),
 ]
 
 

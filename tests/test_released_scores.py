@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import sim
+from client import tensors
 from client.messages import TrainRequest
 from mechanisms.accounting import ledger
 from mechanisms.accounting.accountant import epsilon
@@ -118,6 +119,10 @@ def test_scores_are_drawn_once(tmp_path):
     job = build(config.load(run.folder / "config.toml", {}))
     with pytest.raises(ValueError, match="scores of another model of this run"):
         evaluation._released(job, model_of(job) + 1, run.folder)
+    labels, known = tensors.read(places[0])
+    places[0].write_bytes(tensors.sealed(known, labels | {tensors.RUN: "another"}))
+    with pytest.raises(ValueError, match=f"{evaluation.FILE} is of another run"):
+        evaluation._released(job, model_of(job), run.folder)
     places[0].write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     with pytest.raises(ValueError, match=f"{evaluation.FILE} is damaged"):
         sim.train(resume=run.folder)

@@ -10,6 +10,9 @@ from collections.abc import Callable, Sequence
 USER, MACHINE, INTERRUPTED = 2, 1, 130
 """Exit codes: what the user gave is wrong; the machine, or somebody's code, failed; Ctrl-C."""
 
+NO_MEMORY = ("MemoryError", "OutOfMemoryError")
+"""Names of the errors of a machine and of a GPU; torch, which has the latter, may not be loaded."""
+
 REMEDIES = {
     errno.ENOSPC: "make room on the disk",
     errno.EDQUOT: "make room within the quota",
@@ -75,7 +78,7 @@ def _described(fault: BaseException) -> str:
         case OSError(errno=int(number)):
             place = f"{fault.filename}: " if fault.filename else ""
             return f"error: {place}{fault.strerror}: {REMEDIES.get(number, 'check the disk')}"
-        case MemoryError():
+        case MemoryError() | RuntimeError() if type(fault).__name__ in NO_MEMORY:
             return (
                 f"error: out of memory ({fault}): use fewer --workers, a smaller --chunk-clients "
                 "or fewer records, or a larger machine"
