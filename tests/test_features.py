@@ -16,6 +16,7 @@ from sim.config.presets import PRESETS
 from sim.config.settings import Data
 from sim.data import dataset as datasets
 from sim.features import loading as features
+from sim.features import whitening
 from sim.features.loading import grouped, load
 from sim.features.pixels import deskewed
 from sim.features.scattering import scatter
@@ -129,6 +130,7 @@ def test_whitening_is_by_the_moments_of_dead_leaves_with_the_same_features(
     images: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Their moments are kept: one small file for all records of a shape, one for each grouping."""
+    monkeypatch.setattr(whitening, "IMAGES", (16, 64))
     asked = settings(images, feature_flips=True, feature_groups=9, feature_whitening=True)
     leaves = torch.from_numpy(dead_leaves((3, 12, 10)))
 
@@ -147,7 +149,10 @@ def test_whitening_is_by_the_moments_of_dead_leaves_with_the_same_features(
     assert np.array_equal(first.x, load(asked, CPU).x)
 
 
-def test_each_scale_is_whitened_by_leaves_of_its_own(tmp_path: Path) -> None:
+def test_each_scale_is_whitened_by_leaves_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(whitening, "IMAGES", (16, 64))
     pixels = np.random.default_rng(0).integers(0, 256, (6, 3, 16, 16), dtype=np.uint8)
     path = tmp_path / "images.npz"
     np.savez(path, x=pixels, y=np.arange(6) % 3, x_test=pixels[:2], y_test=[0, 1])
