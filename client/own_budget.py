@@ -20,7 +20,7 @@ import numpy as np
 
 from client import places
 from client.messages import Answering, Payments, TrainRequest, Upload
-from client.purse import round_payments
+from client.purse import asked_before, round_payments
 from mechanisms import durable
 from mechanisms.accounting import ledger
 from mechanisms.accounting.accountant import ORDERS, Charges, cap_delta, conversion, convert, rdp
@@ -113,6 +113,17 @@ class OwnBudget:
                 )
             places.remember(file, {})
 
+    def check_new(self, run: Path, release: str) -> None:
+        """Refuse a request of the run at ``run`` that came before, also for another group, as the
+        server divides clients into groups: a name that several ledgers hold is counted once.
+
+        Raises:
+            ValueError: it came before, or a ledger is damaged.
+        """
+        for path in (run / LEDGER).glob("*.jsonl"):
+            if any(one.release == release for one in ledger.entries(path, {})):
+                raise asked_before(release)
+
     def remember(self, run: Path) -> None:
         """Write down where the ledger of the run at ``run`` ends now, after an answer in it.
 
@@ -153,11 +164,13 @@ class Budgeted:
         """The node's answer.
 
         Raises:
-            ValueError: the node's own budget does not pay for it; nothing is charged or released.
+            ValueError: the node's own budget does not pay for it, or it came before; nothing is
+                charged or released.
         """
         durable.make_folder(self.budget.folder, private=True)
         with durable.locked(self.budget.folder / LOCK):  # also from other runs
             self.budget.begin()
+            self.budget.check_new(self.run, request.release)
             after = self.budget.after(self.run, round_payments(self.plans, request))
             if not after <= self.budget.epsilon:
                 less = "ask for less, or have the node's owner raise epsilon in its policy file"

@@ -126,9 +126,7 @@ class Purse:
             yield opened
             return
         if self.seed is None and self.ledger.has(name):
-            raise ValueError(
-                f"{name} was asked for before, and is paid for once: ask anew, by another name"
-            )
+            raise asked_before(name)
         self.ledger.charge_all(name, request.round, payments)
         try:
             yield opened
@@ -138,6 +136,13 @@ class Purse:
         opened.unpaid = [
             (ids, unpaid) for ids, charges in settlement if (unpaid := payable(charges))
         ]
+
+
+def asked_before(release: str) -> ValueError:
+    """The error of a request for a release whose name was used before."""
+    return ValueError(
+        f"{release} was asked for before, and is paid for once: ask anew, by another name"
+    )
 
 
 def round_payments(plans: PlanTable, request: TrainRequest) -> Payments:

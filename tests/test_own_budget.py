@@ -487,6 +487,32 @@ def test_a_run_s_folder_is_for_the_records_that_it_began_with(
     assert files(tmp_path / "own-0") != before
 
 
+def test_a_release_is_asked_for_once_whichever_group_is_to_answer(tmp_path, nodes, settings):
+    """A server that divided the same clients otherwise had each group's draw, and a name that two
+    ledgers hold is counted once: a record released twice for one charge."""
+    given = settings | APART | {"clients": 2, "epsilon": 2.0, "rounds": 1}
+    budget, path = OwnBudget(tmp_path / "own-0", 5.0, 1e-5), {"run_dir": "/x/run", "run": ""}
+    divided = [configuration.load(None, given | {"groups": n}) for n in (1, 2)]
+    jobs = [app._job(config.model_dump_json()) for config in divided]
+    (client,) = jobs[1].groups[1][0]
+    size, used = jobs[0].gradients.layout.size, []
+
+    def ask(groups: int, name: str) -> None:
+        first = request([int(client)])
+        params = np.zeros(size, np.float32)
+        asked = dataclasses.replace(first, group=groups - 1, release=name, params=params)
+        run = path | {"settings": divided[groups - 1].model_dump_json()}
+        list(exchange_over(nodes, [4, 4], run)([asked]))
+        used.append(budget.used())
+
+    ask(1, "one")
+    for groups in (1, 2):
+        with pytest.raises(RuntimeError, match="one was asked for before, and is paid for once"):
+            ask(groups, "one")
+    ask(2, "two")
+    assert used == pytest.approx([used[0], 2 * used[0]])
+
+
 UNPROTECTED = [
     ({"mechanism": "none"}, "mechanism is none"),
     ({"trust": "server"}, "trust is server"),
