@@ -124,17 +124,20 @@ class OwnBudget:
             if any(one.release == release for one in ledger.entries(path, {})):
                 raise asked_before(release)
 
-    def remember(self, run: Path) -> None:
-        """Write down where the ledger of the run at ``run`` ends now, after an answer in it.
-
-        Raises:
-            ValueError: it has no more lines than after the last answer: what was charged is gone.
-        """
+    def remember(self, run: Path) -> bool:
+        """Write down where ledgers end that have more lines than is known, as after an answer in
+        the run at ``run``; whether one of that run has. Others have if the file of places is an
+        older one, which would miss what they lose from now on."""
         known = places.known(self.folder / PLACES)
-        now = {path: last_place(path) for path in (run / LEDGER).glob("*.jsonl")}
-        if not any(now[path].number > known.get(path, start(path)).number for path in now):
-            raise ValueError(f"{run / LEDGER} was put back while it was in use: restore it")
-        places.remember(self.folder / PLACES, known | now)
+        now = {path: last_place(path) for path in self.folder.glob(f"*/{LEDGER}/*.jsonl")}
+        longer = {
+            path: place
+            for path, place in now.items()
+            if place.number > known.get(path, start(path)).number
+        }
+        if longer:
+            places.remember(self.folder / PLACES, known | longer)
+        return any(path.parent == run / LEDGER for path in longer)
 
 
 def _divergences(charges: Charges, orders: tuple[float, ...]) -> np.ndarray:
@@ -165,7 +168,7 @@ class Budgeted:
 
         Raises:
             ValueError: the node's own budget does not pay for it, or it came before; nothing is
-                charged or released.
+                charged or released. Or the ledger was put back meanwhile.
         """
         durable.make_folder(self.budget.folder, private=True)
         with durable.locked(self.budget.folder / LOCK):  # also from other runs
@@ -180,6 +183,11 @@ class Budgeted:
                     f"after round {request.round}, but its own policy allows "
                     f"{self.budget.epsilon:g} over all runs: {other if after == math.inf else less}"
                 )
-            upload = self.node().train(request)
-            self.budget.remember(self.run)
+            try:
+                upload = self.node().train(request)
+            finally:  # a failure has been charged, too, and the server is told of it
+                is_longer = self.budget.remember(self.run)
+            if not is_longer:
+                charged = self.run / LEDGER
+                raise ValueError(f"{charged} was put back while it was in use: restore it")
             return upload

@@ -110,8 +110,10 @@ class OwnLedger:
                     f"client {self.client} has used up its budget, all {rounds} rounds of it "
                     f"({self.path}): leave it out from now on"
                 )
-            yield ledger, nth
-            places.remember(self._place, {self.path: ledger.place})
+            try:
+                yield ledger, nth
+            finally:  # a failure has been charged, too, and the server may be told of it
+                places.remember(self._place, {self.path: ledger.place})
 
     def _begin(self, ledger: Ledger) -> None:
         """Write the place of an empty ledger, so that it is missed if it is lost later.

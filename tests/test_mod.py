@@ -401,6 +401,18 @@ class TestWhatItCosts:
         with pytest.raises(ValueError, match=r"has 1 lines, but had 2 before"):
             own.pay(plan, 9)
 
+    def test_where_a_ledger_ended_is_known_after_a_round_that_failed_too(self, tmp_path):
+        """Whoever asked may be told of it."""
+        own, plan = OwnLedger(tmp_path), ClientDpMod(tmp_path, rounds=9).plan
+        own.pay(plan, 9)
+        before = own.path.read_bytes()
+        with pytest.raises(KeyError), own.next_round(plan, 9) as (ledger, nth):
+            ledger.charge("round-2", nth, [0], plan.round_charges(nth))
+            raise KeyError
+        own.path.write_bytes(before)
+        with pytest.raises(ValueError, match=r"has 1 lines, but had 2 before"):
+            own.pay(plan, 9)
+
     @pytest.mark.parametrize("other", [{"epsilon": 4.0}, {"rounds": 8}, {"delta": 1e-6}])
     def test_a_ledger_is_of_one_plan(self, tmp_path, other):
         """Kills a budget that is raised because of what replies gave."""

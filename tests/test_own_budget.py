@@ -320,6 +320,45 @@ def test_a_ledger_of_another_run_that_is_put_back_meanwhile_is_missed(tmp_path):
         node("b").train(request([0]))
 
 
+def test_an_older_file_of_places_is_brought_up_to_date(tmp_path):
+    """By the next answer, in whichever run: what another ledger lost later was free."""
+    budget, plans = OwnBudget(tmp_path, 2.0, 1e-5), PlanTable((Rounds(),), np.zeros(3, np.int64))
+    charge = ([0], {Gaussian(9.0): 1})
+
+    def node(run: str, *charges: tuple) -> Budgeted:
+        host = SimpleNamespace(train=lambda asked: paid(tmp_path, run, *charges))
+        return Budgeted(budget, tmp_path / run, plans, lambda: host)
+
+    node("a", charge).train(request([0]))
+    older = (tmp_path / PLACES).read_bytes()
+    node("a", charge, charge).train(request([0], number=2))
+    (tmp_path / PLACES).write_bytes(older)
+    with pytest.raises(ValueError, match="b/ledger was put back while it was in use"):
+        node("b").train(request([0]))
+    (tmp_path / "a" / "ledger" / "group-0000.jsonl").unlink()
+    paid(tmp_path, "a", charge)
+    with pytest.raises(ValueError, match=r"a/ledger/.*jsonl has 1 lines, but had 2"):
+        budget.used()
+
+
+def test_where_a_ledger_ended_is_known_after_a_failure_too(tmp_path):
+    """The server is told of it. One that charged nothing is told as it is."""
+    plans, budget = PlanTable((Rounds(),), np.zeros(3, np.int64)), OwnBudget(tmp_path, 2.0, 1e-5)
+
+    def diverge(asked: TrainRequest) -> None:
+        paid(tmp_path, "a", *[([0], {Gaussian(9.0): 1})] * asked.round)
+        raise ValueError(f"diverged in round {asked.round}")
+
+    node = Budgeted(budget, tmp_path / "a", plans, lambda: SimpleNamespace(train=diverge))
+    for number in (1, 1, 2):
+        with pytest.raises(ValueError, match=f"^diverged in round {number}"):
+            node.train(dataclasses.replace(request([0], number=number), release=f"anew {number}"))
+    paid(tmp_path / "before", "a", ([0], {Gaussian(9.0): 1}))
+    shutil.copytree(tmp_path / "before" / "a", tmp_path / "a", dirs_exist_ok=True)
+    with pytest.raises(ValueError, match=r"group-0000\.jsonl has 1 lines, but had 2 before"):
+        budget.used()
+
+
 @pytest.mark.parametrize("weight", [0, 1])
 def test_the_server_notes_before_it_asks_and_adds_what_was_paid_beyond(tmp_path, weight):
     """Also of a group in which nobody answered in the end."""
