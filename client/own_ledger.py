@@ -137,8 +137,9 @@ class OwnLedger:
     def _check_clients(self) -> None:
         """Refuse data that are divided otherwise: a client's number would mean other records."""
         file = self.folder / CLIENTS
+        is_paid = any(self.path.parent.glob("*.jsonl"))  # looked for first: others may begin now
         if not file.exists():
-            if any(self.path.parent.glob("*.jsonl")):
+            if is_paid:
                 raise ValueError(
                     f"{file} is missing, which says how the data are divided: restore it"
                 )

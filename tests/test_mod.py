@@ -519,6 +519,21 @@ class TestOwnLedger:
         assert found == {0: 4} | dict.fromkeys(range(1, 21), 1)
         assert paid(tmp_path) == {3: {Gaussian(2.0): 20}}
 
+    def test_others_begin_while_a_client_looks_how_data_are_divided(self, tmp_path, monkeypatch):
+        """It took their ledgers for those of a folder whose file of clients is lost."""
+        plan, exists = UpdatePlan(2.0, 1.0), Path.exists
+
+        def meanwhile(path: Path) -> bool:
+            found = exists(path)
+            if path.name == "clients":
+                monkeypatch.undo()
+                OwnLedger(tmp_path, 1, 2).pay(plan, 9)
+            return found
+
+        monkeypatch.setattr(Path, "exists", meanwhile)
+        assert OwnLedger(tmp_path, 0, 2).pay(plan, 9) == 1
+        assert set(paid(tmp_path)) == {0, 1}
+
     def test_nobody_else_reads_it(self, tmp_path):
         own = OwnLedger(tmp_path)
         own.pay(UpdatePlan(2.0, 1.0), 1)
