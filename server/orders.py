@@ -151,6 +151,17 @@ def read(folder: Path) -> dict[int, Orders]:
     return {client: fixed for fixed, clients in lines for client in clients.tolist()}
 
 
+def written(folder: Path) -> dict[int, Orders]:
+    """Each client's orders, in a run that has begun to pay.
+
+    Raises:
+        ValueError: the file is missing, damaged, or of another run.
+    """
+    if not (found := read(folder)):
+        raise ValueError(f"{folder / FILE} is missing: restore it, or resume the run")
+    return found
+
+
 def _orders(line: dict[str, Any]) -> Orders:
     found = tuple(map(float, line["orders"]))
     if not found:

@@ -547,6 +547,16 @@ def test_an_unfinished_run_is_priced_at_the_orders_that_were_written_down(run, c
     assert str(run / "orders.json") in said and "restore it" in said and said.count("\n") == 1
 
 
+def test_a_check_misses_orders_that_no_checkpoint_knows_yet(whole, tmp_path, capsys):
+    """They are written before the first charge, without which no price needs them."""
+    for after, expected in ((0, "whole"), (8, "missing")):
+        shutil.rmtree(tmp_path / "runs", ignore_errors=True)
+        run = died(whole, tmp_path, "orders.json", after)
+        assert bool((run / FIRST).read_bytes()) == (expected == "missing")
+        (run / "orders.json").unlink(missing_ok=True)
+        assert states(run, capsys)[1].get("orders.json", "whole") == expected
+
+
 def test_orders_that_are_lost_are_written_again_and_damaged_ones_are_not_believed(run, capsys):
     path = run / "orders.json"
     before = path.read_bytes()

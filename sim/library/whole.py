@@ -162,6 +162,8 @@ def _together(run_dir: Path, training: Store) -> Iterator[Check]:
     """What files say of each other."""
     yield run_dir / "ledger", partial(paid.check_rounds, run_dir)
     config = load(run_dir / "config.toml", {}, lenient=SETTINGS)
+    if config.private and paid.payers(run_dir):
+        yield run_dir / orders.FILE, partial(orders.written, run_dir)
     for path in course.results(config, run_dir):
         yield path, partial(check_result, path)
     if not (run_dir / closing.FILE).exists():

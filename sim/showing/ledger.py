@@ -123,9 +123,7 @@ def _unfinished(
 ) -> tuple[Price, str]:
     """How to price the clients of an unfinished run, valid for any stopping rule: at the orders
     that were fixed for each before it began, or by its budget; and a note."""
-    order_of = orders.read(folder)
-    if spent and not order_of:
-        raise ValueError(f"{folder / orders.FILE} is missing: restore it, or resume the run")
+    order_of = orders.written(folder) if spent else orders.read(folder)
     own = setting(config, "privacy", "delta", float), setting(config, "privacy", "budget", str)
     budgets = targets if own == (delta, "certified") else {}
 
