@@ -179,3 +179,12 @@ def test_a_run_without_a_guarantee_has_nothing_to_verify(tmp_path, capsys):
     train([*COMMON, "--rounds=1", "--mechanism=none", f"--out={tmp_path}", "--name=run"])
     assert main_guard(command, [f"--verify={tmp_path / 'run'}"]) == 2
     assert "no finite certified epsilon" in capsys.readouterr().err
+
+
+def test_a_run_that_has_charged_nothing_has_nothing_to_verify(tmp_path, capsys, monkeypatch):
+    """Its epsilon is 0, which is finite."""
+    monkeypatch.setattr("sim.engines.session.before_training", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        train([*COMMON, "--rounds=1", f"--out={tmp_path}", "--name=run"])
+    assert main_guard(command, [f"--verify={tmp_path / 'run'}"]) == 2
+    assert "has charged nothing so far: there is nothing" in capsys.readouterr().err

@@ -31,7 +31,8 @@ def verify(folder: Path) -> Entries:
     epsilons first; and the clients for which no finite epsilon was printed.
 
     Raises:
-        ValueError: the run directory cannot be used, or has no finite certified epsilon.
+        ValueError: the run directory cannot be used, has charged nothing so far, or has no finite
+            certified epsilon.
     """
     start = time.perf_counter()
     told = spent(folder, None, flag="--verify")
@@ -46,7 +47,8 @@ def verify(folder: Path) -> Entries:
             key = json.dumps([row[name] for name in ("epsilon_certified", "order", "events")])
             histories.setdefault(key, []).append(row)
     if not histories:
-        raise ValueError(f"{folder} has no finite certified epsilon: there is nothing to verify")
+        reason = "has no finite certified epsilon" if without else "has charged nothing so far"
+        raise ValueError(f"{folder} {reason}: there is nothing to verify")
     largest = sorted(histories.values(), key=lambda same: -same[0]["epsilon_certified"])
     in_advance = orders.read(folder) if told["note"] == wording.AT_ONE_ORDER else {}
     found = [_verdict(same, in_advance) for same in largest[:MAX_HISTORIES]]
