@@ -30,6 +30,7 @@ import sim
 from mechanisms.accounting.events import Gaussian
 from mechanisms.accounting.group import check_records
 from mechanisms.accounting.ledger import Ledger, read
+from mechanisms.default_arithmetic import default_arithmetic
 from server import manifest, orders, sealed_json
 from server.store import Store
 from sim import account, audit, central, run
@@ -146,6 +147,23 @@ def test_the_model_is_the_commands_bit_for_bit_whatever_the_caller_has_set(tmp_p
     with unusual(), torch.inference_mode(), torch.autocast("cpu"):
         result = sim.train(**settings, out=tmp_path / "out")
     assert model(result.folder) == child("sim.run", settings | {"engine": "inline"}, tmp_path)
+
+
+def test_small_numbers_are_no_zeros_in_a_program_that_flushes_them():
+    """Which PyTorch can be told, but not asked: runs had other bits."""
+    small = torch.tensor([1e-40])
+    if not torch.set_flush_denormal(True):
+        pytest.skip("this processor flushes none")
+    try:
+        with default_arithmetic():
+            inside = float(small / 2)
+        outside = float(small / 2)
+    finally:
+        torch.set_flush_denormal(False)
+    assert inside > 0.0 == outside
+    with default_arithmetic():
+        pass
+    assert small / 2 > 0.0
 
 
 def test_one_client_on_all_records_is_the_commands_too(tmp_path, records):
