@@ -232,19 +232,24 @@ def test_no_table_is_cut_off_where_the_terminal_is_narrow(capsys, monkeypatch):
     assert "1.23457" in out and len(first) > 1 and "…" not in out
 
 
+VERIFIED = {
+    "confirmed": True,
+    "verified": [],
+    "histories": 0,
+    "slack": 0.01,
+    "seconds": 1.0,
+    "not_proved": "",
+    "caveats": [],
+    "note": "",
+}
+"""What a run without histories gives."""
+
+
 def test_bounds_of_a_verified_run_are_rounded_outward(capsys):
     """Kills a lower bound that is shown above itself."""
     row = {"clients": "0,1", "epsilon_certified": 1.2345671, "order": None, "verdict": "confirmed"}
-    rest = {
-        "histories": 1,
-        "slack": 0.01,
-        "seconds": 1.0,
-        "not_proved": "",
-        "caveats": [],
-        "note": "",
-    }
     rows = [row | {"lower": 1.2345678, "upper": 1.2345679}]
-    shown.show_verified({"verified": rows, "confirmed": True} | rest)
+    shown.show_verified(VERIFIED | {"verified": rows, "histories": 1})
     line = next(line for line in capsys.readouterr().out.splitlines() if "0, 1" in line)
     cells = [cell.strip() for cell in line.strip("│").split("│")]
     figures = ["1.23457", "loss distributions", "1.23456", "1.23457"]
@@ -255,15 +260,7 @@ def test_bounds_of_a_verified_run_are_rounded_outward(capsys):
     ("slack", "said"), [(0.01, "at most 1 % above its"), (math.inf, "a lower bound is 0. Verified")]
 )
 def test_how_near_a_verified_run_is_to_its_lower_bounds(capsys, slack, said):
-    rest = {
-        "histories": 0,
-        "slack": slack,
-        "seconds": 1.0,
-        "not_proved": "",
-        "caveats": [],
-        "note": "",
-    }
-    shown.show_verified({"verified": [], "confirmed": True} | rest)
+    shown.show_verified(VERIFIED | {"slack": slack})
     assert f"Every epsilon is proved, and {said}" in capsys.readouterr().out
 
 

@@ -92,13 +92,19 @@ def test_a_law_that_is_less_does_not_hold():
     assert not covers.holds(law, noise, more)
 
 
+def far_away(noise, times, turned):
+    """A law with losses so many times as far away as the noise's last one; what it has of infinite
+    losses."""
+    far = times * noise.last
+    law = covers.Atoms(noise.spacing, [-far, 0, far], [arb("0.1"), arb("0.85"), arb("0.01")])
+    return law, float(law.rests[int(turned)])
+
+
 @pytest.mark.parametrize("turned", [False, True])
 def test_beyond_the_last_point_infinite_losses_alone_count(turned):
     """A law's larger loss gives enough at that point, and less at others further out."""
     noise = covers.Noise(0.1)
-    far = 3 * noise.last
-    law = covers.Atoms(noise.spacing, [-far, 0, far], [arb("0.1"), arb("0.85"), arb("0.01")])
-    rest = float(law.rests[int(turned)])
+    law, rest = far_away(noise, 3, turned)
     demand = covers.Demand(turned, [2 * noise.last], [0.99 * rest])
     assert covers.holds(law, noise, demand)
     assert not covers.holds(law, noise, demand._replace(values=[1.01 * rest]))
@@ -108,10 +114,8 @@ def test_beyond_the_last_point_infinite_losses_alone_count(turned):
 def test_beyond_the_losses_of_the_noise_a_law_has_none_of_its_smoothness(turned):
     """R could move no loss so far: a law's loss at a point gives nothing there."""
     noise = covers.Noise(0.1)
-    far = 2 * noise.last
-    law = covers.Atoms(noise.spacing, [-far, 0, far], [arb("0.1"), arb("0.85"), arb("0.01")])
-    rest = float(law.rests[int(turned)])
-    demand = covers.Demand(turned, [far, 2 * far], [0.99 * rest, 0.5 * rest])
+    law, rest = far_away(noise, 2, turned)
+    demand = covers.Demand(turned, [2 * noise.last, 4 * noise.last], [0.99 * rest, 0.5 * rest])
     assert covers.holds(law, noise, demand)
     assert not covers.holds(law, noise, demand._replace(values=[1.01 * rest, 0.5 * rest]))
 
